@@ -55,7 +55,7 @@ def pools(samples: Sequence[Sample], known_as: Callable[[Gpu], Gpu]) -> Iterator
     for target, own in by_target([replace(s, gpu=known_as(s.gpu)) for s in samples]).items():
         gpu = own[0].gpu
         known = constants(CONSTANTS[target.family], gpu, target.variant)
-        parts = [residuals(gpu, parts_of(target, half), known) for half in halves(own)]
+        parts = [[found.ratio for found in residuals(gpu, parts_of(target, half), known)] for half in halves(own)]
         if min(map(len, parts)) >= LEAST:
             pool = found.setdefault(target.family, ([], []))
             for side, values in zip(pool, parts, strict=True):
@@ -105,7 +105,7 @@ def of_modules(
             continue
         gpu = own[0].gpu
         known = constants(CONSTANTS[target.family], gpu, target.variant)
-        rows = [residuals(gpu, parts_of(target, side), known) for side in halves(own)]
+        rows = [[found.ratio for found in residuals(gpu, parts_of(target, side), known)] for side in halves(own)]
         pooled = (
             drawn_equally((side, half("t4", table, fitted))) for side, fitted in zip(rows, (True, False), strict=True)
         )

@@ -39,6 +39,9 @@ class Constants:
     LIKE: ClassVar[str] = ""
     interval_low: float = constant(0.61, 0.01, 1.0, "measured over modeled time, 10th percentile")
     interval_high: float = constant(2.34, 1.0, 100.0, "measured over modeled time, 90th percentile")
+    interval_long: float = constant(
+        1.0, 0.05, 3.0, "power of both for kernels of 0.5 ms and more; they hold as they are up to 5 us"
+    )
 
     @classmethod
     def stated(cls) -> tuple[str, ...]:
@@ -251,6 +254,10 @@ class WalkConstants(Constants):
         "top_k",
         "top_k_flat",
         "sparse_prefill",
+        "sparse_decode",
+        "sparse_rows",
+        "sparse_gen",
+        "sparse_gen_fp8",
         "sparse_window",
         "cast",
         "cast_rows",
@@ -261,7 +268,7 @@ class WalkConstants(Constants):
     FOREIGN: ClassVar[tuple[float, float]] = (0.70, 1.29)
     UNKNOWN: ClassVar[tuple[float, float]] = (0.41, 2.20)
     plateau: float = constant(0.9, 0.01, 1.2, "fraction of the peak that a block's matmuls reach")
-    stream: float = constant(0.7, 0.02, 1.1, "fraction of the DRAM bandwidth that what is read and written once takes")
+    stream: float = constant(0.7, 0.3, 1.1, "fraction of the DRAM bandwidth that what is read and written once takes")
     block_clk: float = constant(3000.0, 0.0, 5e4, "clocks of a block beside its steps")
     step_clk: float = constant(1000.0, 0.0, 5e4, "clocks of a step, which waits for the one before it")
     start_s: float = constant(2e-6, 0.0, 5e-5, "seconds of the shortest of its kernels, the launch included")

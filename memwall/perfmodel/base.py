@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import NO_ROWS, Constants
@@ -117,17 +118,43 @@ def _is_unmeasured(kind: type[Constants], variant: str, table: str | None) -> bo
     return variant in (NO_ROWS, kind.UNMEASURED) and table != f"{kind.FAMILY}.{variant}"
 
 
-def _interval(kind: type[Constants], gpu: Gpu, variant: str) -> tuple[float, float]:
+class Interval(NamedTuple):
+    """The 80 % interval of kernels, as multiples of the modeled time: ``low`` and ``high`` of kernels of up to
+    :data:`SHORT_S`, their power ``long`` from :data:`LONG_S`, and by the logarithm of the time between."""
+
+    low: float
+    high: float
+    long: float = 1.0
+
+    def at(self, time_s: float) -> tuple[float, float]:
+        """Both ends for a kernel of that modeled time."""
+        if self.long == 1.0:
+            return self.low, self.high
+        power = power_at(time_s, self.long)
+        return self.low**power, self.high**power
+
+
+SHORT_S, LONG_S = 5e-6, 5e-4
+_DECADES = math.log(LONG_S / SHORT_S)
+
+
+def power_at(time_s: float, long: float) -> float:
+    """The power of the ends of an interval at a modeled time."""
+    return 1.0 + (long - 1.0) * math.log(min(max(time_s, SHORT_S), LONG_S) / SHORT_S) / _DECADES
+
+
+def _interval(kind: type[Constants], gpu: Gpu, variant: str) -> Interval:
     if _is_unmeasured(kind, variant, table_of(kind, gpu, variant)):
-        return Constants.UNKNOWN
+        return Interval(*Constants.UNKNOWN)
     known = constants(kind, gpu, variant)
     known_as = CALIBRATED.index(calibrated(kind, gpu, variant))
-    foreign, unknown = (kind.FOREIGN_OF.get(variant, of_all) for of_all in (kind.FOREIGN, kind.UNKNOWN))
-    return ((known.interval_low, known.interval_high), foreign, unknown, unknown)[known_as]
+    own = Interval(known.interval_low, known.interval_high, known.interval_long)
+    foreign, unknown = (Interval(*kind.FOREIGN_OF.get(variant, of_all)) for of_all in (kind.FOREIGN, kind.UNKNOWN))
+    return (own, foreign, unknown, unknown)[known_as]
 
 
-#: the 80 % interval of a family's launches on a GPU, as multiples of the modeled time
-interval: Callable[[type[Constants], Gpu, str], tuple[float, float]] = _cached(_interval)
+#: the 80 % interval of a family's launches on a GPU
+interval: Callable[[type[Constants], Gpu, str], Interval] = _cached(_interval)
 
 #: families whose kernels are made for the instructions of tensor cores
 _BY_TENSOR_CORES = frozenset(("gemm", "convolution", "attention", "latent", "experts"))

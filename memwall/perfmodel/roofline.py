@@ -174,7 +174,6 @@ def predict_cost(cost: Cost, gpu: Gpu, resident_bytes: int = 0, launch: str = "g
     body = ends = down = up = spared = 0.0
     faster = gpu.running().boost_clock_hz / gpu.boost_clock_hz  # terms are of that clock
     for item, terms in launches:
-        low, high = interval(CONSTANTS[item.FAMILY], gpu, item.shown_by)
         for name in walls:
             walls[name] += getattr(terms, name)
         body += terms.body_s
@@ -182,6 +181,7 @@ def predict_cost(cost: Cost, gpu: Gpu, resident_bytes: int = 0, launch: str = "g
         if terms.peak_s is not None:
             spared += _peak_s(item.pipe_flops, gpu) - terms.peak_s * faster
         own_s = terms.time_s + floors_s / len(launches)
+        low, high = interval(CONSTANTS[item.FAMILY], gpu, item.shown_by).at(own_s)
         down += own_s * (1 - low)
         up += own_s * (high - 1)
     on_link_s = sent_s(cost, gpu)[0]

@@ -8,7 +8,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
-from memwall.analysis.validation import TimedRow
 from memwall.bench.accuracy.kinds import LEAST, Record, Skip, TableKind, number, seconds
 from memwall.bench.accuracy.samples import Sample
 from memwall.core.errors import UsageError
@@ -25,8 +24,8 @@ _LARGEST_SIZE = 1 << 40
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """The call that one time of a row measures, with its cost on the row's shape. ``warm`` bytes of what it reads are
-    in L2 before it; None: what the same call leaves there. ``split`` and ``drawn`` as in :class:`Sample`; ``time`` is
-    the column of the time if not the table's, ``measured_s`` the time itself if no column has it."""
+    in L2 before it; None: what the same call leaves there. ``split``, ``drawn`` and ``shows`` as in :class:`Sample`;
+    ``time`` is the column of the time if not the table's, ``measured_s`` the time itself if no column has it."""
 
     op_class: str
     dtype: str
@@ -37,23 +36,24 @@ class Call:
     drawn: bool = False
     time: str = ""
     measured_s: float | None = None
+    shows: str = ""
 
 
 @dataclass(frozen=True)
 class Table(TableKind):
-    """A table of kernels: what a row of it measures. ``call`` raises as ``read``; a row that is already modeled is
-    taken as it is. ``launch`` is how calls were timed, ``gpu`` and ``time`` (ms) are columns."""
+    """A table of kernels: what a row of it measures. ``call`` raises as ``read``. ``launch`` is how calls were timed,
+    ``gpu`` and ``time`` (ms) are columns."""
 
-    call: Callable[[Record], Call | TimedRow | Iterable[Call]]
+    call: Callable[[Record], Call | Iterable[Call]]
     launch: str = "graph"
     gpu: str = "gpu"
     time: str = "latency_ms"
     resolution_s: float = 0.0
 
-    def read(self, record: Record, source: Path) -> Iterator[Sample | TimedRow]:
+    def read(self, record: Record, source: Path) -> Iterator[Sample]:
         found = self.call(record)
-        for item in (found,) if isinstance(found, (Call, TimedRow)) else found:
-            yield item if isinstance(item, TimedRow) else self._sample(record, item)
+        for call in (found,) if isinstance(found, Call) else found:
+            yield self._sample(record, call)
 
     def _sample(self, record: Record, call: Call) -> Sample:
         label = record.get(self.gpu, self.gpu)
@@ -61,7 +61,7 @@ class Table(TableKind):
         warm = int(cost.read_bytes * kept_share(gpu, cost.bytes)) if call.warm is None else call.warm
         measured_s = seconds(record, call.time or self.time) if call.measured_s is None else call.measured_s
         return Sample(self.name, label, gpu, call.op_class, call.dtype, call.shape, cost, self.launch, warm, measured_s,
-                      self.resolution_s, call.split, call.drawn)  # fmt: skip
+                      self.resolution_s, call.split, call.drawn, call.shows)  # fmt: skip
 
 
 # -- cells, all of which raise ValueError if they are not what they should be ------------------------------------------

@@ -10,17 +10,17 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import Field, asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from memwall.analysis.table import group_by
-from memwall.bench.accuracy.samples import Sample, call_s, halves
+from memwall.bench.accuracy.samples import Sample, call_s, halves, held_out_gpu
 from memwall.bench.accuracy.scores import next_percentile, percentile
 from memwall.core.errors import need
 from memwall.hardware.constants import CONSTANTS, Constants, LaunchConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import Launch
-from memwall.perfmodel.base import kept_share
+from memwall.perfmodel.base import Interval, kept_share, power_at
 from memwall.perfmodel.families import MODELS, as_run, constants
 from memwall.perfmodel.roofline import bound_s, launch_floor_s
 
@@ -32,7 +32,11 @@ SEED = 20200701
 #: a data set's shortest time is a floor if it is no more than so many launches back to back; a call takes up to 40
 _LONGEST_FLOOR = 50
 #: kept out of the search: they follow from the residuals
-INTERVAL = ("interval_low", "interval_high")
+INTERVAL = ("interval_low", "interval_high", "interval_long")
+#: a fit of fewer rows for each constant finds its interval from rows that it did not see, a part after another
+FEW, FOLDS = 10, 4
+#: fewest rows that tell how the interval changes with the time, and the powers that are tried
+LEAST_OF_TIMES, POWERS = 40, (0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0)
 
 
 class Target(NamedTuple):
@@ -45,6 +49,13 @@ class Target(NamedTuple):
     @property
     def table(self) -> str:
         return f"utilization.{self.family}.{self.variant}"
+
+
+class Residual(NamedTuple):
+    """Measured over modeled time of a kernel, and its modeled seconds."""
+
+    ratio: float
+    time_s: float
 
 
 class Score(NamedTuple):
@@ -86,9 +97,12 @@ class _Part(NamedTuple):
 
 def by_target(samples: Iterable[Sample]) -> dict[Target, list[Sample]]:
     """Samples by the table that decides their time: that of their longest launch."""
-    given = list(samples)
-    longest = [_longest(sample) for sample in given]
-    return group_by(given, [Target(s.gpu.name, w.FAMILY, w.variant) for s, w in zip(given, longest, strict=True)])
+    found: dict[Target, list[Sample]] = {}
+    for sample in samples:
+        work = _longest(sample)
+        if sample.shows in ("", work.FAMILY):
+            found.setdefault(Target(sample.gpu.name, work.FAMILY, work.variant), []).append(sample)
+    return found
 
 
 def by_launch(samples: Iterable[Sample]) -> dict[Target, list[Sample]]:
@@ -153,9 +167,9 @@ def _ratios(gpu: Gpu, parts: Sequence[_Part], known: Constants) -> list[float]:
     return ratios
 
 
-def residuals(gpu: Gpu, parts: Sequence[_Part], known: Constants) -> list[float]:
-    """Measured over modeled, of the kernels alone: without the host overhead of an eager call, and only if the kernels
-    take at least half of the time. For a way of launching, of the host alone, if it takes more than half."""
+def residuals(gpu: Gpu, parts: Sequence[_Part], known: Constants) -> list[Residual]:
+    """Of the kernels alone: without the host overhead of an eager call, and only if the kernels take at least half of
+    the time. For a way of launching, of the host alone, if it takes more than half."""
     host_alone = known.FAMILY == "launch"
     found = []
     for part, ratio in zip(parts, _ratios(gpu, parts, known), strict=True):
@@ -163,9 +177,9 @@ def residuals(gpu: Gpu, parts: Sequence[_Part], known: Constants) -> list[float]
         own_s = part.rest_s + sum(_time_s(work, gpu, resident, known) for work, resident in part.launches)
         host_s = time_s - own_s if part.sample.launch == "call" else 0.0
         if host_alone and host_s > own_s:
-            found.append((part.sample.measured_s - own_s) / host_s)
+            found.append(Residual((part.sample.measured_s - own_s) / host_s, host_s))
         elif not host_alone and host_s <= own_s:
-            found.append((part.sample.measured_s - host_s) / (time_s - host_s))
+            found.append(Residual((part.sample.measured_s - host_s) / (time_s - host_s), time_s - host_s))
     return found
 
 
@@ -204,10 +218,11 @@ def fit(target: Target, samples: Sequence[Sample], *, search: bool = True, other
     own = residuals(gpu, to_fit, found)
     if not search and len(own) < LEAST:
         return None
-    moved = sum(value != asdict(kind())[name] for name, value in asdict(found).items() if name not in INTERVAL)
-    found = with_interval(found, own, moved)
-    unseen = residuals(gpu, to_score, found)
-    inside = [found.interval_low <= residual <= found.interval_high for residual in unseen]
+    if len(to_fit) < FEW * len(_free(kind)):
+        own = _unseen(target, gpu, to_fit)
+    found = with_interval(found, own)
+    ends = Interval(found.interval_low, found.interval_high, found.interval_long)
+    inside = [ends.at(time_s)[0] <= ratio <= ends.at(time_s)[1] for ratio, time_s in residuals(gpu, to_score, found)]
     return Fit(
         target,
         asdict(found),
@@ -221,10 +236,26 @@ def fit(target: Target, samples: Sequence[Sample], *, search: bool = True, other
     )
 
 
+def _free(kind: type[Constants]) -> list[Field[Any]]:
+    return [f for f in fields(kind) if f.name not in INTERVAL and "low" in f.metadata]
+
+
+def _unseen(target: Target, gpu: Gpu, parts: Sequence[_Part]) -> list[Residual]:
+    """Residuals of each part of the samples with the constants that the other parts tell, beginning from what is known
+    without any."""
+    kind, found = CONSTANTS[target.family], []
+    starts = dict.fromkeys((constants(kind, held_out_gpu(gpu), target.variant), kind()))
+    given = random.Random(SEED).sample(parts, len(parts))
+    for fold in range(FOLDS):
+        rest = [part for i, part in enumerate(given) if i % FOLDS != fold]
+        searched = [_searched(kind, gpu, start, rest) for start in starts]
+        found += residuals(gpu, given[fold::FOLDS], min(searched, key=lambda known: _loss(_ratios(gpu, rest, known))))
+    return found
+
+
 def _searched(kind: type[Constants], gpu: Gpu, start: Constants, parts: Sequence[_Part]) -> Constants:
     optimize: Any = need("scipy.optimize", "fit")
-    free = [f for f in fields(kind) if f.name not in INTERVAL and "low" in f.metadata]
-    if not free:
+    if not (free := _free(kind)):
         return start
     # Each constant is searched in units of its present value; one that is next to nothing in twentieths of its range.
     twentieths = [(f.metadata["high"] - f.metadata["low"]) / 20 for f in free]
@@ -279,21 +310,32 @@ def _descend(
     return [float(x) for x in found.x]
 
 
-def with_interval(known: Constants, residuals: Sequence[float], moved: int = 0) -> Constants:
+def with_interval(known: Constants, residuals: Sequence[Residual]) -> Constants:
     """The constants with the 80 % interval of the residuals, in which the next one lies with that chance, however few
-    they are; it contains 1, the prediction. Too few leave it as is.
-
-    Args:
-        moved: constants that were fitted to the same residuals. n residuals of a fit of p constants are smaller than
-            those of other rows, by the root of (n - p) / (n + p).
-    """
+    they are; it contains 1, the prediction. Too few leave it as is. Of the powers of long kernels that is taken with
+    which the quantiles of both ends have the least loss (Koenker, Bassett: Regression Quantiles, 1978)."""
     if len(residuals) < LEAST:
         return known
-    count, moved = len(residuals), min(moved, len(residuals) - 1)
-    wider = math.sqrt((count + moved) / (count - moved))
-    low, high = (f.metadata for f in fields(known) if f.name in INTERVAL)
-    return replace(
-        known,
-        interval_low=min(max(next_percentile(residuals, 0.1) ** wider, low["low"]), low["high"]),
-        interval_high=min(max(next_percentile(residuals, 0.9) ** wider, high["low"]), high["high"]),
+    powers = POWERS if len(residuals) >= LEAST_OF_TIMES else (1.0,)
+    low, high, long = min((_ends(residuals, long) for long in powers), key=lambda ends: _quantile_loss(residuals, ends))
+    return replace(known, interval_low=low, interval_high=high, interval_long=long)
+
+
+def _ends(residuals: Sequence[Residual], long: float) -> Interval:
+    """The interval of residuals whose power for long kernels is given."""
+    logs = [math.log(max(ratio, 1e-9)) / power_at(time_s, long) for ratio, time_s in residuals]
+    low, high = (f.metadata for f in fields(Constants) if f.name in INTERVAL[:2])
+    return Interval(
+        min(max(math.exp(next_percentile(logs, 0.1)), low["low"]), low["high"]),
+        min(max(math.exp(next_percentile(logs, 0.9)), high["low"]), high["high"]),
+        long,
     )
+
+
+def _quantile_loss(residuals: Sequence[Residual], ends: Interval) -> float:
+    loss = 0.0
+    for ratio, time_s in residuals:
+        for quantile, end in zip((0.1, 0.9), ends.at(time_s), strict=True):
+            off = math.log(max(ratio, 1e-9) / end)
+            loss += max(quantile * off, (quantile - 1) * off)
+    return loss

@@ -6,6 +6,7 @@ the datasheet; R1 reaches 75 % of the peak and 85 % of the bandwidth, and adds 3
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -54,6 +55,8 @@ class Sample(Timed):
     #: its bytes and FLOPs bound nothing: those expected of a random draw that the table does not state, or of a
     #: difference of two times
     drawn: bool = False
+    #: of several kernels: the family whose constants it may show, because the others have rows of their own
+    shows: str = ""
 
     @property
     def in_fit_half(self) -> bool:
@@ -111,13 +114,17 @@ def predicted(sample: Sample) -> Prediction:
         return found
     kernels_s = found.time_s - cost.kernels * launch_floor_s(gpu, launch)
     time_s = _eager_call_s(gpu, cost, kernels_s)
-    host_s, ends = time_s - kernels_s, interval(LaunchConstants, gpu, "call")
-    low_s, high_s = (
-        host_s * of_host + kernels_s * end_s / found.time_s
-        for of_host, end_s in zip(ends, (found.low_s, found.high_s), strict=True)
+    # what the host and what the kernel is off by have nothing to do with each other
+    host_s = time_s - kernels_s
+    down_s, up_s = (
+        math.hypot(host_s * (of_host - 1), kernels_s * (end_s / found.time_s - 1))
+        for of_host, end_s in zip(
+            interval(LaunchConstants, gpu, "call").at(host_s), (found.low_s, found.high_s), strict=True
+        )
     )
     overhead_s = found.overhead_s + time_s - found.time_s
-    return replace(found, overhead_s=overhead_s, low_s=max(low_s, found.bound_s), high_s=high_s)
+    low_s = max(time_s - down_s, found.bound_s)
+    return replace(found, overhead_s=overhead_s, low_s=low_s, high_s=time_s + up_s)
 
 
 def _eager_call_s(gpu: Gpu, cost: Cost, kernels_s: float) -> float:

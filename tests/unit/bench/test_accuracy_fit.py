@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from memwall.bench.accuracy import Sample
-from memwall.bench.accuracy.fit import Target, by_target, fit, with_interval
+from memwall.bench.accuracy.fit import Residual, Target, by_target, fit, with_interval
 from memwall.bench.accuracy.refit import Constant, fit_gpu, number, refit, renamed, with_tables
 from memwall.bench.accuracy.samples import halves, held_out_gpu, predicted
 from memwall.core.errors import UsageError
 from memwall.hardware.constants import StreamConstants
 from memwall.hardware.lookup import load_gpu, read_spec, spec_path
 from memwall.ops import table_calls as calls
+from memwall.perfmodel.base import Interval
 from tests.unit.measured_fixture import make_measured
 from tests.unit.places import ROOT
 
@@ -64,12 +65,23 @@ def test_what_cannot_get_better_stays():
 def test_an_interval_by_hand():
     """Measured over modeled 0.5, 0.6 ... 1.3: nine leave ten gaps, of which the next is below 0.5 or above 1.3 with a
     chance of a tenth each; it holds 1 in any case."""
-    known = with_interval(StreamConstants(), [0.5 + i / 10 for i in range(9)])
+    known = with_interval(StreamConstants(), [Residual(0.5 + i / 10, 1e-5) for i in range(9)])
     assert (known.interval_low, known.interval_high) == pytest.approx((0.5, 1.3))
-    slow = with_interval(StreamConstants(), [1.2 + i / 100 for i in range(19)])
+    slow = with_interval(StreamConstants(), [Residual(1.2 + i / 100, 1e-5) for i in range(19)])
     assert slow.interval_low == 1.0
     assert slow.interval_high == pytest.approx(1.37)
-    assert with_interval(StreamConstants(), [1.2, 1.3]) == StreamConstants()
+    assert with_interval(StreamConstants(), [Residual(1.2, 1e-5), Residual(1.3, 1e-5)]) == StreamConstants()
+
+
+def test_an_interval_is_narrower_where_long_kernels_are_better_known():
+    """Up to 5 us 0.5 to 2, from 0.5 ms on 0.71 to 1.41, their root, and in the middle of the decades the power 0.75."""
+    short = [Residual(2.0 ** (i / 20 - 1), 5e-6) for i in range(41)]
+    long = [Residual(2.0 ** (i / 40 - 0.5), 5e-4) for i in range(41)]
+    known = with_interval(StreamConstants(), short + long)
+    assert known.interval_long == 0.5
+    ends = Interval(0.5, 2.0, known.interval_long)
+    assert (ends.at(1e-6), ends.at(1.0)) == (pytest.approx((0.5, 2.0)), pytest.approx((0.5**0.5, 2.0**0.5)))
+    assert ends.at(5e-5) == pytest.approx((0.5**0.75, 2.0**0.75))
 
 
 def test_halves_depend_on_the_shape_alone():
