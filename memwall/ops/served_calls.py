@@ -9,9 +9,13 @@ from memwall.core.graph import ITEMSIZE, Pipe, contiguous
 from memwall.ops import Cost
 from memwall.ops.experts import cost_of_experts, loads_of
 from memwall.ops.product_launches import FusedAttention
-from memwall.ops.serving import ExpertsLaunch, LatentLaunch, LatentProduct
+from memwall.ops.serving import ChosenLatent, ExpertsLaunch, LatentLaunch, LatentProduct
 from memwall.ops.sparse_attention import pairs_of
 from memwall.ops.table_calls import cost
+
+#: engine of whose latent attention all rows are of eager calls -> the one that runs the same kernels (FlashMLA,
+#: CUTLASS, FlashInfer) in a CUDA graph
+IN_GRAPHS = {"vllm": "sglang"}
 
 
 @lru_cache(maxsize=1 << 16)
@@ -131,6 +135,42 @@ def latent_decode(
     )
     work = replace(work, read_bytes=work.latent_bytes + rows * (rank + rope), write_bytes=rows * rank)
     return Cost(work.pipe_flops, work.read_bytes, work.write_bytes, launches=(work,))
+
+
+@lru_cache(maxsize=1 << 16)
+def latent_chosen(
+    batch: int,
+    queries: int,
+    heads: int,
+    keys: int,
+    chosen: int,
+    widths: tuple[int, int, int, int] = LATENT_WIDTHS,
+    *,
+    engine: str = "sglang",
+    cache: str = "bfloat16",
+    dtype: str = "bfloat16",
+) -> Cost:
+    """Latent attention of each of ``queries`` of a sequence to ``chosen`` of the latents of its ``keys`` tokens. The
+    FLOPs of prompts are those of keys and values of heads; decodes are absorbed.
+
+    Args:
+        widths: as of :func:`latent_decode`.
+    """
+    nope, rope, rank, value = widths
+    size, seen, rows = rank + rope, min(chosen, keys), batch * queries
+    pairs = batch * pairs_of(queries, keys, seen)
+    launch = ChosenLatent(
+        engine=engine, cache=cache, heads=heads, rows=rows, chosen=chosen, pairs=pairs, size=size, value=rank,
+        read_bytes=(1 if cache == "fp8" else 2) * batch * seen * size + 2 * rows * heads * size + 4 * rows * seen,
+        write_bytes=2 * rows * heads * rank,
+    )  # fmt: skip
+    if queries == 1:
+        whole = latent_decode(batch, heads, seen, cache, dtype, engine=IN_GRAPHS.get(engine, engine), widths=widths)
+        (dense,) = whole.launches
+        assert isinstance(dense, LatentLaunch)
+        return replace(whole, launches=(replace(launch, dense=dense),))
+    flops = 2 * heads * pairs * (nope + rope + value)
+    return Cost({Pipe("tensor", "bfloat16"): flops}, launch.read_bytes, launch.write_bytes, launches=(launch,))
 
 
 @lru_cache(maxsize=1 << 16)

@@ -76,6 +76,39 @@ class LatentLaunch(Launch):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenLatent(Launch):
+    """Latent attention of ``rows`` new tokens, each to the latents of ``chosen`` places, of which ``pairs`` over all
+    rows are filled. Which kernel does it depends on the server, its cache, the heads of the GPU and the GPU
+    (:func:`memwall.perfmodel.chosen.kernel_of`)."""
+
+    FAMILY: ClassVar[str] = "walk"
+    engine: str
+    #: dtype of the cached latents
+    cache: str
+    heads: int
+    rows: int
+    chosen: int
+    pairs: int
+    #: numbers of a latent, and of the part of it that is summed
+    size: int
+    value: int
+    #: of decodes: the kernel that attends to all latents of a shorter cache
+    dense: LatentLaunch | None = None
+
+    @property
+    def variant(self) -> str:
+        return "sparse_prefill"
+
+    @property
+    def latencies(self) -> int:
+        return 0
+
+    @property
+    def pipe_flops(self) -> Mapping[Pipe, int]:
+        return {Pipe("tensor", "bfloat16"): 2 * self.heads * self.pairs * (self.size + self.value)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsLaunch(Launch):
     """The experts of a mixture that are on one GPU: the rows of the tokens sorted by expert, a grouped product into
     ``gates * inter`` columns, the activation, a grouped product back to ``hidden`` columns, and the sum over each

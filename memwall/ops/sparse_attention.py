@@ -70,32 +70,6 @@ def choice(rows: int, length: int, chosen: int, *, flat: bool = False) -> Cost:
     return Cost({}, read, write, launches=(work,))
 
 
-@lru_cache(maxsize=1 << 16)
-def sparse_prefill(
-    batch: int,
-    queries: int,
-    heads: int,
-    keys: int,
-    chosen: int,
-    widths: tuple[int, int] = (576, 512),
-    needed: int = 320,
-) -> Cost:
-    """Latent attention of each of ``queries`` of a sequence to ``chosen`` of its ``keys`` bfloat16 latents, by
-    FlashMLA, whose blocks walk along all places for a choice, also those that none fills. ``widths``: of a latent and
-    of the part of it that is summed; keys and values of a head made of them have ``needed`` numbers."""
-    size, value = widths
-    rows, seen = batch * queries, min(chosen, keys)
-    steps, blocks = ceil(chosen / _SPARSE_KEYS), rows * ceil(heads / _SPARSE_HEADS)
-    read = 2 * (batch * seen * size + rows * heads * size) + 4 * rows * seen
-    write = 2 * rows * heads * value
-    work = Walk(
-        kind="sparse_prefill", blocks=blocks, steps=steps, pipe=_HALF, paired=ceil(heads / _SPARSE_HEADS),
-        flops=2 * blocks * steps * _SPARSE_HEADS * _SPARSE_KEYS * (size + value), read_bytes=read, write_bytes=write,
-    )  # fmt: skip
-    pairs = batch * pairs_of(queries, keys, seen)
-    return Cost({_HALF: 2 * heads * pairs * needed}, read, write, launches=(work,))
-
-
 #: sequences of a pass of vLLM's sparse prefill, and kernels of a pass: latents are gathered and cast back to bfloat16,
 #: those of the window and the compressed ones, then attention runs; kernels of any call besides
 _PASS, _PASS_KERNELS, _CALL_KERNELS = 4, 3, 6

@@ -11,9 +11,10 @@ from memwall.hardware.constants import CONSTANTS, PlainConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import Conversion, Launch, Plain, Reduction
 from memwall.ops.product_launches import Convolution, FusedAttention, Gemm, QuantisedGemm, Recurrent, VectorGemm
-from memwall.ops.serving import ExpertsLaunch, LatentLaunch
+from memwall.ops.serving import ChosenLatent, ExpertsLaunch, LatentLaunch
 from memwall.perfmodel import (
     attention,
+    chosen,
     convolution,
     experts,
     gemm,
@@ -34,7 +35,7 @@ __all__ = [
 
 
 #: Kinds of launches that have FLOPs.
-MATRIX = (Gemm, Convolution, FusedAttention, LatentLaunch, Recurrent, ExpertsLaunch)
+MATRIX = (Gemm, Convolution, FusedAttention, LatentLaunch, ChosenLatent, Recurrent, ExpertsLaunch)
 
 
 def _predict_plain(launch: Plain, gpu: Gpu, known: PlainConstants, resident_bytes: int = 0) -> Terms:
@@ -99,6 +100,8 @@ def as_run(launch: Launch, gpu: Gpu) -> Launch:
         return Plain(count=0)
     if isinstance(launch, Reduction):
         return reduction.as_stream(launch, gpu)
+    if isinstance(launch, ChosenLatent):
+        return chosen.as_walk(launch, gpu)
     if isinstance(launch, Convolution):
         return replace(launch, pipe=gpu.ceiling_pipe(launch.pipe))
     if isinstance(launch, QuantisedGemm):

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from memwall.bench.accuracy.kinds import Record, Skip
 from memwall.hardware.lookup import Gpu
-from memwall.ops import Cost
+from memwall.ops import Cost, served_calls
 from memwall.ops import linear_attention as linear
 from memwall.ops import sparse_attention as sparse
 from memwall.ops.product_launches import QuantisedGemm
@@ -129,7 +129,7 @@ def _sparse(record: Record) -> Call:
             cost = sparse.choice(rows, keys, _CHOSEN, flat=flat)
             return _call("top-k" + " flat" * flat, "float32", f"m={rows},k={keys}", cost)
         case "glm5_dsa_attn_module":
-            cost = sparse.sparse_prefill(batch, new, heads, keys, _CHOSEN)
+            cost = served_calls.latent_chosen(batch, new, heads, keys, _CHOSEN)
             return _call("sparse attention", "bfloat16", f"{shape},h={heads}", cost)
         case "dsv4_hca_attn_module":
             entries = keys // size(record, "compress_ratio")

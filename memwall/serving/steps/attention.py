@@ -11,11 +11,8 @@ from memwall.ops import Cost, served_calls, sparse_attention, table_calls
 from memwall.serving.steps.kernels import NO_COST, StepKernel, share_of
 from memwall.serving.steps.step import EngineStep, Layout
 
-#: engine of whose latent attention all rows are of eager calls -> the one that runs the same kernels (FlashMLA,
-#: CUTLASS, FlashInfer) in a CUDA graph
-_IN_GRAPHS = {"vllm": "sglang"}
 #: engines that attend by kernels of sparse attention also where an index would choose all tokens
-_SPARSE_ALONE = ("vllm",)
+_SPARSE_ALONE = ("vllm", "trtllm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +87,7 @@ class Latent(StepKernel):
 
     def cost(self, step: EngineStep, layout: Layout) -> Cost:
         heads, kv, found = share_of(self.heads, layout.tp), _kv_name(layout, self.dtype), NO_COST
-        how: Any = {"engine": _IN_GRAPHS.get(layout.engine, layout.engine), "widths": self._widths}
+        how: Any = {"engine": served_calls.IN_GRAPHS.get(layout.engine, layout.engine), "widths": self._widths}
         for batch, folded, queries, keys in _calls(step):
             chosen = min(keys, self.top_k or keys)
             is_sparse = chosen < keys or bool(self.top_k and layout.engine in _SPARSE_ALONE)
@@ -101,11 +98,13 @@ class Latent(StepKernel):
                     )
             else:
                 found += table_calls.product(keys, heads * (self.nope + self.value), self.rank, self.dtype)
-            if queries == 1:
-                found += served_calls.latent_decode(batch, folded * heads, chosen, kv, self.dtype, **how)
-            elif is_sparse:
-                widths, needed = (self.rank + self.rope, self.rank), self.nope + self.rope + self.value
-                found += sparse_attention.sparse_prefill(batch, queries, heads, keys, chosen, widths, needed)
+            if self.top_k and (queries == 1 or is_sparse):
+                found += served_calls.latent_chosen(
+                    batch, queries, folded * heads, keys, self.top_k, self._widths,
+                    engine=layout.engine, cache=kv, dtype=self.dtype,
+                )  # fmt: skip
+            elif queries == 1:
+                found += served_calls.latent_decode(batch, folded * heads, keys, kv, self.dtype, **how)
             else:
                 found += served_calls.latent_prefill(batch, heads, queries, keys, kv, **how)
         return found

@@ -7,7 +7,8 @@ from memwall.core.graph import Pipe
 from memwall.hardware.lookup import load_gpu
 from memwall.ops import linear_attention as linear
 from memwall.ops import sparse_attention as sparse
-from memwall.perfmodel.families import explain, predict
+from memwall.ops.served_calls import latent_chosen
+from memwall.perfmodel.families import as_run, explain, predict
 from memwall.perfmodel.roofline import predict_cost
 from tests.unit.places import is_whole, part_of, truth
 
@@ -98,12 +99,40 @@ def test_an_index_takes_as_many_queries_as_have_128_heads():
 def test_sparse_attention_walks_along_all_places_for_a_choice():
     """GLM-5: 2048 places, 64 a step, though there are 300 tokens; 64 heads x 64 keys x (576 + 512) a step. The last ten
     of 300 tokens see 291 to 300, 2955 in all, with keys of 192 and values of 128 numbers."""
-    cost = sparse.sparse_prefill(1, 10, 64, 300, 2048)
-    (work,) = cost.launches
-    assert (work.blocks, work.steps) == (10, 32)
+    cost = latent_chosen(1, 10, 64, 300, 2048)
+    work = as_run(cost.launches[0], H100)
+    assert (work.kind, work.blocks, work.steps) == ("sparse_prefill", 10, 32)
     assert work.flops == 10 * 32 * 2 * 64 * 64 * 1088
     assert cost.flops == {BF16: 2 * 64 * 2955 * 320}
     assert cost.read_bytes == 2 * 300 * 576 + 2 * 10 * 64 * 576 + 4 * 10 * 300
+
+
+@pytest.mark.parametrize(
+    ("engine", "cache", "heads", "queries", "on_h100", "on_b200"),
+    [
+        ("vllm", "bfloat16", 16, 1, "sparse_prefill", "latent"),  # platforms/cuda.py: up to 16 heads FlashInfer's
+        ("vllm", "bfloat16", 32, 1, "sparse_prefill", "sparse_prefill"),
+        ("vllm", "fp8", 32, 1, "sparse_decode", "latent"),
+        ("vllm", "fp8", 16, 64, "sparse_decode", "sparse_gen_fp8"),  # flashmla_sparse.py: MIN_HEADS_FOR_BF16_PREFILL
+        ("vllm", "fp8", 32, 64, "sparse_prefill", "sparse_gen_fp8"),
+        ("trtllm", "bfloat16", 32, 1, "sparse_rows", "latent"),  # forward_sparse_mla_kvcache_bf16
+        ("trtllm", "bfloat16", 32, 64, "sparse_rows", "sparse_gen"),
+        ("sglang", "bfloat16", 32, 1, "latent", "latent"),  # fa3, trtllm
+        ("sglang", "bfloat16", 32, 64, "sparse_prefill", "sparse_prefill"),  # flashmla_sparse
+        ("sglang", "fp8", 32, 64, "sparse_decode", "sparse_gen_fp8"),  # flashmla_kv, trtllm
+    ],
+)
+def test_which_kernel_attends_to_chosen_latents(engine, cache, heads, queries, on_h100, on_b200):
+    (work,) = latent_chosen(4, queries, heads, 4096, 2048, engine=engine, cache=cache).launches
+    kinds = [getattr(as_run(work, gpu), "kind", "latent") for gpu in (H100, B200)]
+    assert kinds == [on_h100, on_b200]
+
+
+def test_steps_over_filled_places_are_shared_among_all_multiprocessors():
+    """100 tokens before and 28 new ones see 101 to 128, 114.5 on average: two steps of 64 keys for each of 28 rows."""
+    (work,) = latent_chosen(1, 28, 64, 128, 2048, engine="trtllm").launches
+    walk = as_run(work, B200)
+    assert (walk.blocks, walk.steps) == (56, 1)
 
 
 def test_prompts_of_deepseek_v4_run_four_sequences_at_a_time():
@@ -126,7 +155,7 @@ def test_a_cast_reads_two_bytes_and_writes_one():
 def test_waves_take_turns():
     """As many blocks as an H100 has multiprocessors take one wave, one more takes two, each of the same length."""
     one, two = (
-        predict(sparse.sparse_prefill(1, queries, 64, 4096, 2048).launches[0], H100)
+        predict(latent_chosen(1, queries, 64, 4096, 2048).launches[0], H100)
         for queries in (H100.sm_count, H100.sm_count + 1)
     )
     assert (one.facts["waves"], two.facts["waves"]) == (1, 2)
@@ -151,7 +180,7 @@ def test_a_long_prompt_takes_as_long_as_its_chunks_follow_each_other():
 
 
 def test_the_words_say_what_decides():
-    (work,) = sparse.sparse_prefill(1, 10, 64, 300, 2048).launches
+    (work,) = latent_chosen(1, 10, 64, 300, 2048).launches
     said = explain(work, H200, predict(work, H200))
     assert said.startswith("10 blocks of 32 steps in 1 wave on 132 SMs take ")
 
