@@ -13,7 +13,7 @@ from memwall.ops import Cost
 from memwall.ops import table_calls as calls
 from memwall.ops.launches import Plain, Stream
 from memwall.ops.product_launches import Gemm
-from memwall.perfmodel.base import calibrated, interval
+from memwall.perfmodel.base import Interval, calibrated, interval
 from memwall.perfmodel.families import explain, predict
 from memwall.perfmodel.roofline import launches_of, predict_cost
 from memwall.pipeline import resimulate
@@ -99,10 +99,10 @@ def test_constants_of_a_chip_with_other_instructions_say_so_and_have_the_widest_
     hopper = make_gpu("h", compute_capability="9.0", architecture="hopper", fitted_on={"gemm.float16": "a100-80gb-sxm"},
                       utilization={"gemm.float16.plateau": 0.7})  # fmt: skip
     assert calibrated(GemmConstants, hopper, "float16") == "by other instructions"
-    assert interval(GemmConstants, hopper, "float16") == GemmConstants.UNKNOWN
+    assert interval(GemmConstants, hopper, "float16") == Interval(*GemmConstants.UNKNOWN)
     workstation = replace(hopper, compute_capability="12.0", fitted_on={"gemm.float16": "l40s"}, name="w")
     assert calibrated(GemmConstants, workstation, "float16") == "by architecture"
-    assert interval(GemmConstants, workstation, "float16") == GemmConstants.FOREIGN
+    assert interval(GemmConstants, workstation, "float16") == Interval(*GemmConstants.FOREIGN)
 
 
 def test_kernels_run_at_one_clock_and_bounds_hold_at_the_highest():
