@@ -17,7 +17,8 @@ once, no overhead; bytes at L2 bandwidth where all that the kernel touches fits 
 Roofline, CACM 2009). The other terms are those of the clock at which it does run.
 
 ``low_s`` and ``high_s`` are the 80 % interval: the 10th and 90th percentile of measured over modeled time, by family
-and GPU, on the rows that the constants were fitted to.
+and GPU, on the rows that the constants were fitted to, or where they are few, on parts of them that a fit of the other
+parts did not see. It may narrow with the time of a kernel (:class:`memwall.perfmodel.base.Interval`).
 """
 
 from __future__ import annotations
