@@ -119,7 +119,7 @@ def _is_depthwise(op: Op) -> bool:
 
 def decisions_folder() -> Path:
     """Where decisions are kept: those of another torch, of other code or of other library ops are not these."""
-    code = sorted((ROOT / "memwall" / "fusion" / "inductor").glob("*.py"))
+    code = sorted((ROOT / "memwall" / "inductor").rglob("*.py"))
     digest = hashlib.sha256(
         b"".join([torch.__version__.encode(), str(LIBRARY).encode(), *(path.read_bytes() for path in code)])
     )

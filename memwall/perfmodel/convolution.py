@@ -10,7 +10,8 @@ serve the launch (:data:`_ENGINES`):
 - Winograd F(2 x 2, 3 x 3) in one kernel: a block transforms what it loads and keeps it, 32 squares for 32 channels. It
   spares only 5 of 9 multiplies, but moves no more than an implicit GEMM, and serves few channels well;
 - the direct kernel, an implicit GEMM that computes every operand's address and loads it when it needs it: what serves
-  three dimensions, and data gradients with a stride, without tensor cores.
+  three dimensions without tensor cores, but for data gradients of many channels at unit stride, and data gradients with
+  a stride of few channels.
 
 Tensor cores want channels last, and before TF32 the kernels for vector units NCHW: tensors in the other layout are
 copied before, and the result back, but for windows of one place (torch.compile lays tensors out for tensor cores; the
@@ -59,13 +60,31 @@ _EXPOSED_STEPS = 64.0
 #: bytes that tensor cores load at once: channels are filled up to them
 _ALIGNED_BYTES = 16
 _FLOAT32, _TF32 = Pipe("vector", "float32"), Pipe("tensor", "tf32")
-#: multiply-adds of a multiprocessor per clock in direct kernels, of which each loads its operand: forward, and data
-#: gradients with a stride. KernelBench's 3-D modules agree on T4, A10G and L40S, whose lanes and clocks differ
-_DIRECT_FMA_CLK, _DIRECT_STRIDED_FMA_CLK = 16.0, 8.0
-#: columns of the direct kernels' tiles, steps of k that a tile costs besides, channels that a tap is filled up to
-_DIRECT_COLUMNS, _DIRECT_STRIDED_COLUMNS, _DIRECT_RAMP, _DIRECT_SLICE = 16, 32, 25, 8
-#: channels along k below which a float32 data gradient is not given to TF32's tensor cores, nor with a stride to
-#: another implicit GEMM (KernelBench: 3, 8 and 16 are not, 32 are)
+
+
+class _Direct(NamedTuple):
+    """A direct kernel: multiply-adds of a multiprocessor per clock, columns of its tiles, steps of k that a tile costs
+    besides, channels that a tap is filled up to, and multiply-adds that share an operand that L2 serves; 0: none is."""
+
+    fma_clk: float
+    columns: int
+    ramp: int
+    filled_to: int = 1
+    shared: int = 0
+
+
+#: forward and data gradients without a stride, with the kernels from before TF32 and those since: KernelBench's 3-D
+#: modules on T4, A10G and L40S, whose lanes and clocks differ, agree on the rate
+_EARLY, _LATER = _Direct(17.0, 16, ramp=85), _Direct(17.0, 16, ramp=0)
+#: data gradients with a stride, in one or two dimensions and in three; there 3, 8 and 32 channels along k take the same
+#: time (the same modules, and an A100's)
+_FLAT_STRIDED, _STRIDED = _Direct(8.0, 32, ramp=25, filled_to=8), _Direct(36.0, 16, ramp=230, filled_to=32, shared=32)
+#: channels of the images from which TF32's tensor cores serve forward convolutions in three dimensions where
+#: multiprocessors have little shared memory
+_TENSOR_CHANNELS = 8
+#: channels from which implicit GEMMs serve float32 data gradients (KernelBench). In one and two dimensions those along
+#: k: 3, 8 and 16 are too few. In three, with a stride on tensor cores, those of the result: 32 are enough with 16 along
+#: k, and 16 are not; without a stride on vector units both: 32 and 64 are enough, 16 and 32 are not
 _GRADIENT_CHANNELS = 32
 #: share of the copies that windows of one place need with the kernels that came with TF32: they are matmuls of
 #: matrices as they lie, and kernels named nhwckrsc_nchw have one of the two tensors channels last alone
@@ -98,7 +117,7 @@ def predict(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resident
 def _in_layout(terms: Terms, launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants) -> Terms:
     """The terms with copies to the layout that the kernels want, and back, a launch each."""
     # with channels last a window of one place is a matmul of matrices as they lie; TF32 came with kernels for the rest
-    is_later = gpu.ceiling_pipe(_TF32).engine == "tensor"
+    is_later = _has_tf32(gpu)
     if launch.channels_last and (math.prod(launch.kernel) == 1 or is_later or pipe.engine == "tensor"):
         return terms
     if not launch.channels_last and pipe.engine == "vector":
@@ -115,6 +134,11 @@ def _in_layout(terms: Terms, launch: Convolution, gpu: Gpu, pipe: Pipe, known: C
         ends_s=terms.ends_s + copies_s + starts_s,
         facts={**terms.facts, "copies_s": copies_s},
     )
+
+
+def _has_tf32(gpu: Gpu) -> bool:
+    """Whether the library's kernels are those that came with TF32."""
+    return gpu.ceiling_pipe(_TF32).engine == "tensor"
 
 
 def _implicit_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:
@@ -176,14 +200,19 @@ def _exposed(launch: Convolution, k: float) -> float:
 def _dimensions(launch: Convolution, channel_slice: float, *, phased: bool = True) -> tuple[int, int, float]:
     """m, n and k of a group's matmul; the channels at each window position are padded to whole slices."""
     window, places = math.prod(launch.kernel), launch.images * math.prod(launch.places_out)
-    padded_in = math.ceil(launch.channels_in / channel_slice) * channel_slice
+    padded_in = _filled(launch.channels_in, channel_slice)
     if launch.role == "forward":
         return places, launch.channels_out, padded_in * window
     if launch.role == "weight":
         return int(padded_in * window), launch.channels_out, float(places)
     rows, taps = _met(launch, phased=phased)
-    padded_out = math.ceil(launch.channels_out / channel_slice) * channel_slice
+    padded_out = _filled(launch.channels_out, channel_slice)
     return math.ceil(launch.images * rows), launch.channels_in, padded_out * taps
+
+
+def _filled(channels: int, piece: float) -> float:
+    """Channels filled up to whole pieces."""
+    return math.ceil(channels / piece) * piece
 
 
 def _phased(launch: Convolution, pipe: Pipe) -> bool:
@@ -219,19 +248,18 @@ def _parts(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, m: int, n
 
 
 def _direct(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:
-    strided = _is_strided_gradient(launch)
     m, n, k = _dimensions(launch, 1.0)
-    rate, columns = _DIRECT_FMA_CLK, _DIRECT_COLUMNS
-    if strided:
-        rate, columns = _DIRECT_STRIDED_FMA_CLK, _DIRECT_STRIDED_COLUMNS
+    kernel = _LATER if _has_tf32(gpu) else _EARLY
+    if _is_strided_gradient(launch):
+        kernel = _FLAT_STRIDED if len(launch.kernel) < 3 else _STRIDED
         rows, taps = _met(launch, phased=True)
-        padded = math.ceil(launch.channels_out / _DIRECT_SLICE) * _DIRECT_SLICE
-        m, k = math.ceil(launch.images * rows), padded * taps
-    steps = launch.groups * m * math.ceil(n / columns) * columns * (k + _DIRECT_RAMP)
+        m, k = math.ceil(launch.images * rows), _filled(launch.channels_out, kernel.filled_to) * taps
+    steps = launch.groups * m * _filled(n, kernel.columns) * (k + kernel.ramp)
     peak_s = sum(launch.pipe_flops.values()) / gpu.peak(pipe)
-    issue_s = max(steps / (rate * gpu.sm_count * gpu.boost_clock_hz), peak_s)
+    loads_s = traffic_s(gpu, 0, steps * launch.itemsize / kernel.shared) if kernel.shared else 0.0
+    issue_s = max(steps / (kernel.fma_clk * gpu.sm_count * gpu.boost_clock_hz) + loads_s, peak_s)
     memory_s = traffic_s(gpu, launch.bytes - resident, resident)
-    facts = {"way": "direct", "pipe": pipe, "m": m, "n": n, "k": k, "columns": columns, "rate": rate}
+    facts = {"way": "direct", "pipe": pipe, "m": m, "n": n, "k": k, "columns": kernel.columns, "rate": kernel.fma_clk}
     return Terms(peak_s, memory_s, issue_s, issue_s + memory_s, 0.0, facts, peak_s)
 
 
@@ -253,19 +281,21 @@ class _Engine(NamedTuple):
 
 
 def _serves_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe) -> bool:
-    is_flat = len(launch.kernel) < 3
-    is_narrow = launch.channels_out < _GRADIENT_CHANNELS and not launch.searched and launch.itemsize == 4
-    if pipe.engine == "vector":
-        return is_flat and not (is_narrow and _is_strided_gradient(launch))
     if _has_matmuls_loop(launch, gpu, pipe):
         return False
+    is_flat, is_strided = len(launch.kernel) < 3, _is_strided_gradient(launch)
     if launch.groups > 1 and not is_flat:  # 64 channels in 4 groups take the direct kernel's time on an H200
         return False
-    if pipe.dtype != "tf32":
+    if pipe.engine == "tensor" and pipe.dtype != "tf32":
         return True
+    wide_k, wide = launch.channels_out >= _GRADIENT_CHANNELS, launch.channels_in >= _GRADIENT_CHANNELS
+    if launch.searched or launch.itemsize != 4:
+        wide_k = wide = True
+    if pipe.engine == "vector":
+        return (wide_k or not is_strided) if is_flat else launch.role == "input" and wide and wide_k and not is_strided
     if launch.role == "input":
-        return not is_narrow
-    return is_flat or launch.channels_in >= _DIRECT_SLICE or chip_of(gpu).shared_bytes > depthwise.LARGE_SHARED
+        return wide_k if is_flat else wide or not is_strided
+    return is_flat or launch.channels_in >= _TENSOR_CHANNELS or chip_of(gpu).shared_bytes > depthwise.LARGE_SHARED
 
 
 def _serves_direct(launch: Convolution, gpu: Gpu, pipe: Pipe) -> bool:

@@ -183,6 +183,40 @@ def test_three_dimensions_without_tensor_cores_take_what_was_measured(
         assert terms.time_s * 1e3 == pytest.approx(measured, rel=0.3)
 
 
+def strided_volume(cin, cout, stride=2, **more):
+    geometry = {"places_in": (32, 64, 64), "places_out": (16, 32, 32), "kernel": (3, 3, 3)}
+    work = launch(TF32, "input", n=16, cin=cin, cout=cout, **geometry, read_bytes=8_000_000, write_bytes=100_000_000)
+    return replace(work, stride=(stride,) * 3, **more)
+
+
+def test_a_strided_gradient_in_three_dimensions_takes_as_long_for_3_channels_along_k_as_for_32():
+    terms = [predict(strided_volume(16, cout), load_gpu("t4")) for cout in (3, 8, 32)]
+    assert {t.facts["way"] for t in terms} == {"direct"}
+    assert len({t.time_s for t in terms}) == 1
+
+
+@pytest.mark.parametrize(("cin", "cout", "way"), [(16, 32, "direct"), (16, 8, "direct"), (32, 16, "implicit GEMM")])
+def test_a_strided_gradient_in_three_dimensions_is_given_to_tensor_cores_from_32_channels_of_the_result(cin, cout, way):
+    assert predict(strided_volume(cin, cout), load_gpu("a100-80gb-sxm")).facts["way"] == way
+
+
+@pytest.mark.parametrize(("cin", "cout", "way"), [(16, 32, "direct"), (64, 3, "direct"), (32, 64, "implicit GEMM")])
+def test_a_gradient_in_three_dimensions_without_a_stride_needs_32_channels_for_an_implicit_gemm(cin, cout, way):
+    assert predict(strided_volume(cin, cout, stride=1), load_gpu("t4")).facts["way"] == way
+
+
+@pytest.mark.parametrize(("name", "measured_ms"), [("a100-80gb-sxm", 38.6), ("l40s", 35.9), ("t4", 121.0)])
+def test_a_strided_gradient_in_three_dimensions_and_groups_takes_what_was_measured(name, measured_ms):
+    # KernelBench's level1_72: 16 images, 4 groups of 8 channels to 16, 16 x 32 x 64 places to 32 x 64 x 128
+    work = launch(
+        TF32, "input", n=16, cin=16, cout=8, groups=4, places_in=(32, 64, 128), places_out=(16, 32, 64),
+        kernel=(3, 5, 7), read_bytes=67_000_000, write_bytes=1_073_741_824,
+    )  # fmt: skip
+    terms = predict(replace(work, stride=(2, 2, 2)), load_gpu(name))
+    assert terms.facts["way"] == "direct"
+    assert terms.time_s * 1e3 == pytest.approx(measured_ms, rel=0.35)
+
+
 def test_tensor_cores_copy_to_channels_last_and_back():
     # 16 x 64 x 130 x 258 and 16 x 32 x 128 x 256 floats, 205 MB, KernelBench's module 71: two further passes
     work = launch(
