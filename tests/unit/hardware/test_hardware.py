@@ -100,7 +100,7 @@ def test_boards_of_the_design_are_all_there() -> None:
         t4 a10 a10g a40 a100-40gb-pcie a100-40gb-sxm a100-80gb-pcie a100-80gb-sxm rtx-3090 rtx-4090 rtx-a6000
         l4 l40s h100-pcie h100-sxm h100-nvl gh200 h200 b200 b300 gb200 gb300 rtx-pro-6000-server
         quadro-gp100 a800-80gb-pcie a800-80gb-sxm h800-pcie h800-sxm h20 rtx-5090 rtx-pro-6000-workstation
-        rtx-pro-6000-max-q mi325x mi350x mi355x rx-7900-xtx radeon-pro-w7900
+        rtx-pro-6000-max-q gb10 mi325x mi350x mi355x rx-7900-xtx radeon-pro-w7900
         mi100 mi210 mi250x mi300x tpu-v4 tpu-v5e tpu-v5p wse-2"""
     assert set(wanted.split()) <= set(NAMES)
 
@@ -143,6 +143,7 @@ DATASHEET = [
     ("rtx-pro-6000-workstation", 188, 503.8e12, 126e12, 1792, 96, 600),
     ("rtx-pro-6000-max-q", 188, 440.5e12, 110.1e12, 1792, 96, 300),
     ("rtx-5090", 170, 209.5e12, 104.8e12, 1792, 32, 575),  # FP32 accumulation: a quarter of 838, which is sparse
+    ("gb10", 48, 124e12, 31e12, 273, 128, 140),
     ("h800-sxm", 132, 989.4e12, 66.9e12, 3350, 80, 700),
     ("h800-pcie", 114, 756e12, 51.2e12, 2039, 80, 350),
     ("h20", 78, 148e12, 44e12, 4000, 96, 400),
@@ -270,6 +271,7 @@ DRIVER_STRINGS = {
     "NVIDIA GeForce RTX 5090": "rtx-5090",
     "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "rtx-pro-6000-workstation",
     "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition": "rtx-pro-6000-max-q",
+    "NVIDIA GB10": "gb10",
     "AMD Instinct MI325X": "mi325x", "AMD Instinct MI350X": "mi350x", "AMD Instinct MI355X": "mi355x",
     "AMD Radeon RX 7900 XTX": "rx-7900-xtx", "AMD Radeon PRO W7900": "radeon-pro-w7900",
 }  # fmt: skip
