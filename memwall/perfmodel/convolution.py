@@ -82,9 +82,9 @@ _FLAT_STRIDED, _STRIDED = _Direct(8.0, 32, ramp=25, filled_to=8), _Direct(36.0, 
 #: channels of the images from which TF32's tensor cores serve forward convolutions in three dimensions where
 #: multiprocessors have little shared memory
 _TENSOR_CHANNELS = 8
-#: channels from which implicit GEMMs serve float32 data gradients (KernelBench): those along k, of which 3, 8 and 16 are
-#: too few. In three dimensions, with a stride on tensor cores, those of the result: 32 are enough with 16 along k, and
-#: 16 are not; without a stride on vector units both: 32 and 64 are enough, 16 and 32 are not
+#: channels from which implicit GEMMs serve float32 data gradients (KernelBench): those along k, of which 3, 8 and 16
+#: are too few. In three dimensions, with a stride on tensor cores, those of the result: 32 are enough with 16 along k,
+#: and 16 are not; without a stride on vector units both: 32 and 64 are enough, 16 and 32 are not
 _GRADIENT_CHANNELS = 32
 #: share of the copies that windows of one place need with the kernels that came with TF32: they are matmuls of
 #: matrices as they lie, and kernels named nhwckrsc_nchw have one of the two tensors channels last alone
