@@ -31,19 +31,26 @@ _LISTED: Mapping[str, tuple[str, Iterable[str]]] = {
 
 
 def shared_model(
-    traces: Traces, target: str, weights: str = "model", dtype: str | None = None, tokens: int | None = None
+    traces: Traces,
+    target: str,
+    weights: str = "model",
+    dtype: str | None = None,
+    tokens: int | None = None,
+    images: int | None = None,
+    image: Any = None,
 ) -> Model:
     """A model as servers run it; arguments and errors as of :func:`memwall.serving.read_model`. One that its
     configuration does not quantise is read once for all formats of weights."""
     if weights not in WEIGHTS:
         raise unknown("scheme of weights", weights, WEIGHTS)
-    made = _model(traces, target, dtype=dtype)
+    pictured = {} if images is None else {"images": images, "image": image}
+    made = _model(traces, target, dtype=dtype, **pictured)
     if made.max_context is None and tokens is not None:
-        made = _model(traces, target, dtype=dtype, tokens=tokens)
+        made = _model(traces, target, dtype=dtype, tokens=tokens, **pictured)
     if weights == "model":
         return made
     if made.scheme:
-        return _model(traces, target, dtype=dtype, weights=weights)
+        return _model(traces, target, dtype=dtype, weights=weights, **pictured)
     return replace(made, scheme=WEIGHTS[weights])
 
 
@@ -178,7 +185,9 @@ def _served(task: Task, asked: dict[str, Any], clients: Sequence[int], traces: T
     name = asked.get("gpu", DEFAULT_GPU)
     weights, dtype = asked.pop("weights", "model"), asked.pop("dtype", None)
     tokens = asked.get("prompt", 1024) + {**_SERVED, **asked}["generate"]
-    model = shared_model(traces, task.target, weights, dtype, tokens)
+    images = asked.pop("images", None)
+    image = None if images is None else asked.pop("image", None)
+    model = shared_model(traces, task.target, weights, dtype, tokens, images, image)
     if isinstance(asked.get("draft"), str) and asked["draft"] != OWN:
         asked["draft"] = shared_model(traces, asked["draft"], dtype=dtype, tokens=tokens)
     loads = {} if asked.keys() & {"rate", "trace"} else {"concurrency": clients}
@@ -208,7 +217,7 @@ DECODE = PointKind(
 SERVE = PointKind(
     name="serve", title="a server under a load, as memwall serve has it", rows=_servers,
     options=("gpu", *options_of(ServeOptions)),
-    numbers=("gpu", *(name for name in options_of(ServeOptions) if name not in ("draft", "dtype"))),
+    numbers=("gpu", *(name for name in options_of(ServeOptions) if name not in ("draft", "dtype", "image"))),
     inner=("concurrency",), most=64, best=("tokens_per_s_per_gpu",),
     front=("tokens_per_s_per_user", "tokens_per_s_per_gpu"), across=("concurrency", "rate", "prompt"),
     usual=_SERVED,

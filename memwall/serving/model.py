@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from memwall.core.errors import TooManyOps, UsageError, unknown
 from memwall.frontend.facts import ServingFacts
@@ -17,6 +18,7 @@ from memwall.frontend.targets.target import is_saved
 from memwall.pipeline import profile
 from memwall.record.profile import Profile
 from memwall.serving.steps import ServedKernels, served
+from memwall.serving.tower import Pictures, read_pictures
 
 #: ``--weights`` -> scheme of :mod:`memwall.ops.quantised`
 WEIGHTS = {
@@ -35,7 +37,8 @@ _CONTEXTS = (16_383, 2047)
 class Model:
     """A model as servers run it: its kernels, how its weights and its cache (a dtype, empty for the model's) are
     stored, and the most tokens of a sequence; ``encoder`` are the tokens that an encoder reads, 0 if it reads something
-    else, None without one; ``guesses`` are tokens that modules of its own guess (MTP)."""
+    else, None without one; ``guesses`` are tokens that modules of its own guess (MTP);
+    ``pictures`` are the images that stand in front of each prompt."""
 
     name: str
     served: ServedKernels
@@ -45,6 +48,7 @@ class Model:
     encoder: int | None = None
     guesses: int = 0
     fronts: tuple[str, ...] = ()
+    pictures: Pictures | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -55,6 +59,8 @@ def read_model(
     dtype: str | None = None,
     tokens: int | None = None,
     prompt: int | None = None,
+    images: int | None = None,
+    image: Any = None,
 ) -> Model:
     """Trace one decode step of a target, or take one that was profiled, and read what a server runs.
 
@@ -63,6 +69,7 @@ def read_model(
         dtype: cast the model to this first.
         tokens: the most of a sequence that will be asked, where the model does not say how many it takes.
         prompt: tokens that an encoder of text reads.
+        images, image: images in front of each prompt, and their height and width.
 
     Raises:
         UsageError: as :func:`memwall.profile`; the model keeps no cache, or weights are stored in an unknown format.
@@ -90,6 +97,9 @@ def read_model(
     notes += _doubts(stated, stored if weights == "model" else StoredWeights(), context, tokens)
     if encoder is not None and first is None:
         notes.append("the encoder is not in a saved decode step: prompts take no time for it")
+    pictures = None if images is None else read_pictures(target, images, image, dtype)
+    if pictures is not None:
+        kernels = pictures.beside(kernels)
     scheme = (stated.weights or "") if weights == "model" else WEIGHTS[weights]
     return Model(
         name=made.workload.name,
@@ -99,7 +109,8 @@ def read_model(
         max_context=most,
         encoder=encoder,
         guesses=stated.guesses,
-        fronts=stated.fronts,
+        fronts=tuple(front for front in stated.fronts if pictures is None or front != "images"),
+        pictures=pictures,
         notes=tuple(notes),
     )
 

@@ -55,6 +55,7 @@ class ServingReport(Report):
             ("engine", found.engine),
             ("draft", found.draft or ""),
             ("requests", found.requests),
+            ("images", found.images),
         )
         blocks: list[Block] = [facts, self._loads()]
         blocks += [Sentence(line) for line in self._refused()]

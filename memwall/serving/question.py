@@ -31,6 +31,12 @@ class LoadOptions(RequestOptions, total=False):
     concurrency: Annotated[int | Iterable[int] | None, Option(
         (1, 4, 16, 64, 256), "Clients that wait for an answer before they ask again. [default: 1 4 16 64 256]",
         least=1, metavar="N...", several="words")]  # fmt: skip
+    images: Annotated[int | None, Option(
+        None, "Images in front of each prompt, which the model's tower reads. [default: none]", least=1,
+        metavar="N")]  # fmt: skip
+    image: Annotated[str | int | tuple[int, int] | None, Option(
+        None, "Height and width of an image. [default: those that the tower was trained with]",
+        metavar="HxW")]  # fmt: skip
     prefix_hit: Annotated[float, Option(0.0, "Share of a prompt in the cache already.", metavar="SHARE")]
     trace: Annotated[str | Path | None, Option(
         None, "CSV of requests: arrival_s, prompt_tokens, generated_tokens.", metavar="FILE",
@@ -108,6 +114,8 @@ class ServeOptions(ServerOptions, LoadOptions, total=False):
             an encoder of text the prompt is what that reads, always whole. None takes 1,024, or 4 of the decoder where
             an encoder reads something else.
         concurrency: clients that each wait for an answer before they ask again, one number or several.
+        images: images of each request, in front of its text, of the height and width ``image``, as in ``"1024x1024"``;
+            the prompt is the tokens of text behind them.
         rate: requests per second at random times, instead of clients.
         weights, kv: a key of :data:`WEIGHTS` and of :data:`CACHES`; ``model`` takes what its configuration says.
         prefix_hit: share of a prompt that is in the cache already.

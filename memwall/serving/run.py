@@ -69,7 +69,12 @@ def serve(
         check_priced(prices, [each.name for each in gpus])
     longest = max(load.longest.prompt_tokens + load.longest.generated_tokens for load in loads)
     read = partial(read_model, dtype=said.dtype, tokens=longest, prompt=said.prompt)
-    model = target if isinstance(target, Model) else read(target, weights=said.weights)
+    pictured = {"images": said.images, "image": said.image}
+    _check_images(said, isinstance(target, Model))
+    model = target if isinstance(target, Model) else read(target, weights=said.weights, **pictured)
+    if model.pictures is not None:
+        text = Lengths.parse(said.prompt or PROMPT, said.lengths)
+        loads = load_of(prompt=replace(text, fixed=model.pictures.tokens))
     if model.encoder is not None:
         if said.trace is not None:
             raise UsageError(
@@ -86,6 +91,22 @@ def serve(
     return Serving(
         model=model, points=tuple(points), objectives=limits, choices=found, draft=str(guess or ""), notes=notes
     )
+
+
+def _check_images(said: Any, is_read: bool) -> None:
+    """Raises UsageError: images are asked for where they cannot be billed."""
+    if said.images is None:
+        if said.image is not None:
+            raise UsageError("--image is the size of --images, of which none are given")
+        return
+    if is_read:
+        raise UsageError("a model that was read already has its images: read it with images")
+    for name in ("trace", "prefix_hit"):
+        if getattr(said, name):
+            raise UsageError(
+                f"--images with --{name.replace('_', '-')}: which requests have images, or which of them are cached, is"
+                " not known"
+            )
 
 
 def _engines(

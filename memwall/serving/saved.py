@@ -14,6 +14,7 @@ from memwall.core.errors import UsageError
 from memwall.core.files import read_json
 from memwall.core.graph import Pipe
 from memwall.core.structure import BadRecord, above_0, at_least_1, check_schema, number, one_of, read, write
+from memwall.core.units import duration
 from memwall.core.version import __version__
 from memwall.serving.answer import Point, Serving
 from memwall.serving.candidates import ServerChoice, objective_text, stop
@@ -154,9 +155,9 @@ class SavedChoice:
 @dataclass(frozen=True, kw_only=True)
 class SavedServing:
     """A record. ``weights_bytes`` and ``kv_bytes_per_token`` (after the first 1,024) are the model's on a GPU of
-    the first engine; ``requests`` and ``draft`` are in words; ``choices`` are for each load what keeps all objectives,
-    ``best`` is the one of them whose tokens cost least, and ``cheaper`` what stops the next cheaper one of its load;
-    ``verdicts`` are of each engine under its last load, ``what_ifs`` of each point that runs."""
+    the first engine; ``requests``, ``images`` and ``draft`` are in words; ``choices`` are for each load what keeps all
+    objectives, ``best`` is the one of them whose tokens cost least, and ``cheaper`` what stops the next cheaper one of
+    its load; ``verdicts`` are of each engine under its last load, ``what_ifs`` of each point that runs."""
 
     schema: str
     memwall_version: str
@@ -178,6 +179,7 @@ class SavedServing:
     choices: tuple[SavedChoice, ...] = ()
     verdicts: tuple[ServedVerdict, ...] = ()
     what_ifs: tuple[ServedOutcome, ...] = ()
+    images: str = ""
 
     def check(self) -> None:
         """Raises BadRecord: there is no engine, or no point."""
@@ -227,6 +229,7 @@ def saved(found: Serving, what_ifs: Sequence[str] = (), *, levers: bool = False)
         draft=found.draft or None,
         max_context=model.max_context,
         requests=_requests(found),
+        images=_images(found),
         weights_bytes=model.served.weights_bytes(first.layout),
         kv_bytes_per_token=kv,
         notes=(*model.notes, *found.notes, *filter(None, (left_out,))),
@@ -264,9 +267,21 @@ def _requests(found: Serving) -> str:
     if encoder:
         return f"{encoder:,} tokens to the encoder, {load.generate.nominal:,} out"
     after = " after the encoder" if encoder is not None else ""
-    text = f"{load.prompt.nominal:,} tokens in{after}{hit}, {load.generate.nominal:,} out"
+    pictures = found.model.pictures
+    of_images = "" if pictures is None else f" and {pictures.said} in front"
+    text = f"{load.prompt.nominal:,} tokens in{of_images}{after}{hit}, {load.generate.nominal:,} out"
     fronts = " and ".join(found.model.fronts)
     return f"{text}, all of text: {fronts} and what encodes them are not billed" if fronts else text
+
+
+def _images(found: Serving) -> str:
+    """What the tower takes for the images of one request, on each GPU."""
+    pictures = found.model.pictures
+    if pictures is None:
+        return ""
+    steps = {point.gpu.name: point.steps for point in found.points}
+    times = (f"{duration(each.tower_s)} on {name}" for name, each in steps.items())
+    return f"{pictures.said} for each request; the tower takes {', '.join(times)}"
 
 
 def _point(point: Point, found: Serving) -> SavedPoint:
@@ -281,7 +296,7 @@ def _point(point: Point, found: Serving) -> SavedPoint:
         load=point.load,
         concurrency=load.concurrency,
         rate_per_s=load.rate_per_s,
-        prompt_tokens=load.prompt.nominal,
+        prompt_tokens=load.prompt.nominal + load.prompt.fixed,
         generated_tokens=load.generate.nominal,
         weights_bytes=point.weights_bytes,
         reserved_bytes=point.reserved_bytes,

@@ -30,6 +30,9 @@ CONFIGS = {
     "llava": {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "image_token_index": 500,
               "text_config": LLAMA, "vision_config": {"model_type": "clip_vision_model", "image_size": 32,
                                                       "patch_size": 16, **SEEN}},
+    "pixtral": {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "image_token_index": 500,
+                "text_config": LLAMA, "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
+                "vision_config": {"model_type": "pixtral", "image_size": 64, "patch_size": 16, **SEEN}},
 }  # fmt: skip
 PROGRAMS = {
     "mlp": MODEL, "ranked": RANKED,
@@ -75,6 +78,7 @@ AXES = {
         "utilization": "0.5,0.9", "engine": "vllm,sglang", "closed_form": "yes,no", "trace": "a.csv,b.csv",
         "draft": "hf:llama,hf:mixtral", "draft_tokens": "2,3 draft=hf:llama", "accept": "0.5,0.9 draft=hf:llama",
         "disaggregate": "1:1,1:2", "dtype": "bf16,fp16",
+        "images": "1,2 @llava", "image": "32,64 images=1 @pixtral",
     },
     "training": {
         "host": "bare-metal,cloud-vm",

@@ -182,6 +182,24 @@ def _without_part(asked: AskedModel, made: dict[str, Tensor], part: _Tokens, why
     return {name: tensor for name, tensor in made.items() if name not in gone}
 
 
+def image_inputs(asked: AskedModel, model: Callable[[], Any]) -> tuple[dict[str, Tensor], int]:
+    """What the model's tower of images takes of a sample, and the tokens that its images become.
+
+    Raises:
+        UsageError: its images become no tokens.
+    """
+    part = _TOKENS[0]
+    made, token = dict(_made(asked)), number(asked.config, *part.ids)
+    module = model()
+    homes = (getattr(module, "model", None), module)
+    ask = next((getattr(home, part.ask[0]) for home in homes if hasattr(home, part.ask[0])), None)
+    if ask is None or token is None or part.input not in made:
+        raise UsageError(f"{asked.model.__name__} makes no tokens of images that memwall knows of; leave out --images")
+    given = {name: tensor for name, tensor in made.items() if name in inspect.signature(ask).parameters}
+    longer = _with_part(asked, made, part, token, module)
+    return given, int(longer["input_ids"].shape[-1] - made["input_ids"].shape[-1])
+
+
 def _with_part(asked: AskedModel, made: dict[str, Tensor], part: _Tokens, token: int, module: Any) -> dict[str, Tensor]:
     homes: tuple[Any, ...] = (getattr(module, "model", None), module)  # the outer one hands on what it does not name
     ask = next((getattr(home, name) for name in part.ask for home in homes if hasattr(home, name)), None)

@@ -22,9 +22,20 @@ from memwall.perfmodel.collectives import CUSTOM_BYTES, collective_s
 from memwall.perfmodel.roofline import Prediction, predict_cost
 from memwall.serving.simulation.engine import CAPTURED, between
 from memwall.serving.steps.attention import Attention, Compressed, Index, Latent
-from memwall.serving.steps.kernels import Between, Collective, Encoded, Experts, Product, State, StepKernel, begun
+from memwall.serving.steps.kernels import (
+    Between,
+    Collective,
+    Encoded,
+    Experts,
+    Product,
+    State,
+    StepKernel,
+    Tower,
+    begun,
+)
 from memwall.serving.steps.plan import ServedKernels, of_head
 from memwall.serving.steps.step import EngineStep, Layout
+from memwall.serving.tower import as_attended
 
 #: share of a GPU's memory that a server takes (vLLM's ``gpu_memory_utilization``)
 UTILIZATION = 0.9
@@ -50,7 +61,7 @@ def _depends_on(kernel: StepKernel) -> str:
         return "cache"
     if isinstance(kernel, State):
         return "state"
-    if isinstance(kernel, Encoded):
+    if isinstance(kernel, (Encoded, Tower)):
         return "encoder"
     if isinstance(kernel, Experts) or kernel.beside:
         return "experts" if isinstance(kernel, Experts) else "beside"
@@ -204,6 +215,11 @@ class GpuSteps:
         """Seconds of the encoder for one sequence."""
         return self._sum_s("encoder", EngineStep(0, 0, ((1, 0),)))
 
+    @property
+    def tower_s(self) -> float:
+        """Seconds of the tower for the images of one request, 0 without images."""
+        return sum(self._tower_s(kernel) for kernel, _ in self.served.kernels if isinstance(kernel, Tower))
+
     def _prompt_s(self, prefill: tuple[int, int]) -> float:
         """Seconds of what reads the cache for one prompt."""
         new, before = (between(tokens, _NODE_BITS) for tokens in prefill)
@@ -234,12 +250,21 @@ class GpuSteps:
         """Seconds of one kernel for what one group does; experts have the tokens of all groups."""
         if isinstance(kernel, Encoded):
             return begun(step) * self.kernel_s(kernel.kernel, kernel.step)
+        if isinstance(kernel, Tower):
+            return begun(step) * self._tower_s(kernel)
         if isinstance(kernel, Collective):
             return self._message_s(kernel, step)
         if not step.tokens:
             return 0.0
         found = self.prediction(kernel, step)
         return (found.memory_s if self._is_fused(kernel, step) else found.time_s) + self._waited_s(kernel, step)
+
+    def _tower_s(self, tower: Tower) -> float:
+        """Seconds of a tower for the images of one request: no CUDA graph holds it, and the host issues each op."""
+        ran = (
+            n * _priced(as_attended(cost, self.gpu, self.layout.engine), self.gpu, 0).time_s for cost, n in tower.costs
+        )
+        return max(sum(ran), self.gpu.host.issue_s(tower.issued))
 
     def _waited_s(self, kernel: StepKernel, step: EngineStep) -> float:
         """Seconds of messages that belong to a kernel."""
@@ -310,7 +335,7 @@ class GpuSteps:
             own = EngineStep(each.decodes, 0, each.prefills, each.verified)
             if isinstance(kernel, Collective):
                 taken["link"] = taken.get("link", 0.0) + n * self._message_s(kernel, own)
-            elif not isinstance(kernel, (*_CACHED, Encoded)):  # an encoder is of no decode
+            elif not isinstance(kernel, (*_CACHED, Encoded, Tower)):  # an encoder is of no decode
                 found = self.prediction(kernel, own)
                 taken[found.limited_by] = taken.get(found.limited_by, 0.0) + n * found.time_s
                 taken["link"] = taken.get("link", 0.0) + n * self._waited_s(kernel, own)

@@ -28,11 +28,12 @@ _SHARES = re.compile(r"(\d*\.?\d+)(?:\s*-\s*(\d*\.?\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens, whole numbers spread evenly from ``low`` to ``high`` times ``nominal``."""
+    """Tokens, whole numbers spread evenly from ``low`` to ``high`` times ``nominal``, and ``fixed`` more."""
 
     nominal: int
     low: float = 1.0
     high: float = 1.0
+    fixed: int = 0
 
     def __post_init__(self) -> None:
         if self.nominal < 1:
@@ -50,11 +51,11 @@ class Lengths:
 
     @property
     def least(self) -> int:
-        return max(int(self.nominal * self.low), 1)
+        return max(int(self.nominal * self.low), 1) + self.fixed
 
     @property
     def most(self) -> int:
-        return max(int(self.nominal * self.high), 1)
+        return max(int(self.nominal * self.high), 1) + self.fixed
 
     def evenly(self, count: int) -> list[int]:
         """So many lengths that stand for all."""

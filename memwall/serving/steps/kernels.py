@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import ITEMSIZE
+from memwall.hardware.host import HostWork
 from memwall.ops import Cost, served_calls, table_calls
 from memwall.ops.experts import SCHEMES as EXPERTS
 from memwall.ops.quantised import SCHEMES, quantised_product
@@ -103,6 +104,25 @@ class Encoded(StepKernel):
 
     def weights_bytes(self, layout: Layout) -> int:
         return self.kernel.weights_bytes(layout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tower(StepKernel):
+    """The tower that reads a request's images, op by op and whole on each GPU, in the step that begins the request.
+    ``costs`` are its kernels with how often each runs, ``issued`` what the host does to issue them."""
+
+    kind: ClassVar[str] = "Encoded"
+
+    costs: tuple[tuple[Cost, int], ...]
+    weight_bytes: int
+    issued: HostWork
+
+    def cost(self, step: EngineStep, layout: Layout) -> Cost:
+        of_one = (cost for cost, n in self.costs for _ in range(n))
+        return sum((cost for cost in of_one for _ in range(begun(step))), NO_COST)
+
+    def weights_bytes(self, layout: Layout) -> int:
+        return self.weight_bytes * layout.pp  # one stage has it, and each GPU of that whole
 
 
 def begun(step: EngineStep) -> int:

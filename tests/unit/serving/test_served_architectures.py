@@ -1,13 +1,18 @@
 """Architectures that people serve, cut short: prefill and decode run, and the cache of a token is what hand says."""
 
+import json
+from dataclasses import replace
+
 import pytest
 
 import memwall
+from memwall.core.errors import UsageError
 from memwall.hardware.lookup import load_gpu
 from memwall.serving.saved import saved
 from memwall.serving.simulation.timing import GpuSteps
 from memwall.serving.steps import Layout, served
 from memwall.serving.steps.kernels import Between, Experts
+from memwall.serving.tower import TOWER_ATTENTION, as_attended
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -153,15 +158,88 @@ def test_a_prompt_fills_the_cache(save, name):
     assert prompt.graph.role_bytes["kv_made"] >= 2 * held(CONTEXT) * 0.99
 
 
+#: a tower of two layers of 32 numbers in two heads, which makes 16 patches of 8 x 8 of an image of 32 x 32
+LLAVA = {
+    "architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "dtype": "bfloat16",
+    "text_config": {"model_type": "llama", **{k: v for k, v in _config("llama", "").items() if "arch" not in k}},
+    "vision_config": {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 64,
+                      "patch_size": 8, "image_size": 32, "num_attention_heads": 2,
+                      "num_hidden_layers": 2, "projection_dim": 32},
+    "image_token_index": 1,
+}  # fmt: skip
+
+
 def test_images_in_front_of_a_model_are_not_billed_and_said(save):
-    fields = {
-        "architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "dtype": "bfloat16",
-        "text_config": {"model_type": "llama", **{k: v for k, v in _config("llama", "").items() if "arch" not in k}},
-        "vision_config": {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 64,
-                          "patch_size": 8, "image_size": 32, "num_attention_heads": 2,
-                          "num_hidden_layers": 2, "projection_dim": 32},
-        "image_token_index": 1,
-    }  # fmt: skip
-    found = memwall.serve(save(fields), gpu="h100", prompt=64, generate=8, concurrency=2)
+    found = memwall.serve(save(LLAVA), gpu="h100", prompt=64, generate=8, concurrency=2)
     assert found.model.fronts == ("images",)
     assert "images and what encodes them are not billed" in saved(found).requests
+
+
+@pytest.fixture(scope="module")
+def pictured(tmp_path_factory):
+    """The server of a model with a tower, without images and with three in each request."""
+    folder = tmp_path_factory.mktemp("llava")
+    (folder / "config.json").write_text(json.dumps(LLAVA))
+    load = {"gpu": "h100", "prompt": 64, "generate": 8, "concurrency": 1}
+    return [memwall.serve(f"hf:{folder}", **load, **more) for more in ({}, {"images": 3})]
+
+
+def test_images_are_tokens_in_front_of_a_prompt(pictured):
+    text, images = pictured
+    # an image is 4 x 4 patches, each of which is a token
+    assert images.model.pictures.tokens == 3 * 16
+    load = images.points[0].workload
+    assert (load.prompt.least, load.prompt.most, text.points[0].workload.prompt.most) == (64 + 48, 64 + 48, 64)
+
+
+def test_a_request_waits_for_its_tower(pictured):
+    images = pictured[1]
+    tower_s = images.points[0].steps.tower_s
+    assert tower_s > 0
+    first = [saved(found).points[0].figure("ttft_s") for found in pictured]
+    assert first[1] - first[0] >= tower_s
+    said = saved(images).images
+    assert said.startswith("3 images as 48 tokens for each request; the tower takes ") and said.endswith("on h100-sxm")
+    assert "not billed" not in saved(images).requests
+
+
+def test_a_tower_attends_in_one_call_of_a_layer_by_the_kernel_of_the_engine(pictured):
+    tower = pictured[1].model.pictures.tower
+    attended = [(cost, n) for cost, n in tower.costs if any(hasattr(work, "head_size") for work in cost.launches)]
+    # two heads of 16 numbers over 16 patches and a class token, for three images, in two layers; CLIP's last layer too
+    ((cost, count),) = attended
+    (work,) = cost.launches
+    assert (count, work.batch, work.heads, work.queries, work.head_size, work.pairs) == (2, 3, 2, 17, 16, 17 * 17)
+    kernels = {
+        (engine, gpu): as_attended(cost, memwall.load_gpu(gpu), engine).launches[0].kernel
+        for engine in ("vllm", "sglang", "trtllm") for gpu in ("l40s", "h100-sxm", "b200", "b300")
+    }  # fmt: skip
+    # kernel_source of aic_encoder_attention.csv, on l40s, h100-sxm, b200 and b300
+    taken = {
+        engine: [kernel for (asked, _), kernel in kernels.items() if asked == engine] for engine in TOWER_ATTENTION
+    }
+    assert taken == {
+        "vllm": ["flash", "flash3", "flash4", "flash4"], "sglang": ["triton", "flash3", "flash4", "triton"],
+        "trtllm": ["trtllm"] * 4,
+    }  # fmt: skip
+
+
+def test_the_weights_of_a_tower_are_counted_once(pictured):
+    text, images = pictured
+    assert images.points[0].weights_bytes == text.points[0].weights_bytes
+    # whole on each of two GPUs, where other tables are shared
+    tower = images.model.pictures.tower
+    layout = replace(images.points[0].layout, tp=2)
+    apart = images.model.served.weights_bytes(layout) - text.model.served.weights_bytes(layout)
+    assert apart == pytest.approx(tower.weight_bytes / 2, abs=1)
+
+
+@pytest.mark.parametrize(("fields", "asked", "why"), [
+    ("text", {"images": 1}, "reads no images"),
+    (LLAVA, {"image": "32x32"}, "--image is the size of --images"),
+    (LLAVA, {"images": 1, "prefix_hit": 0.5}, "--images with --prefix-hit"),
+])  # fmt: skip
+def test_images_that_cannot_be_billed_are_refused(save, fields, asked, why):
+    target = save(_config("llama", "LlamaForCausalLM") if fields == "text" else fields)
+    with pytest.raises(UsageError, match=why):
+        memwall.serve(target, gpu="h100", prompt=64, generate=8, concurrency=1, **asked)

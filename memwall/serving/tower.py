@@ -1,0 +1,131 @@
+"""The images of a request: the tokens that they become, and the tower that makes these, as engines run it.
+
+The tower is traced alone, with as many images of the size that is asked for as a request has. Its kernels are those
+that PyTorch runs op by op, as vLLM's and SGLang's towers do outside of their CUDA graphs; its attention is that which
+the engine takes (:data:`TOWER_ATTENTION`), one call for all images of a layer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from memwall.core.errors import UsageError
+from memwall.core.graph import Op
+from memwall.core.units import counted
+from memwall.frontend.targets.sizes import read_sizes
+from memwall.frontend.targets.target import split_target
+from memwall.hardware.chips import chip_of, target_of
+from memwall.hardware.host import HostWork
+from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost
+from memwall.ops.product_launches import FusedAttention
+from memwall.ops.sdpa import runs_on
+from memwall.pipeline import profile
+from memwall.record.profile import Profile
+from memwall.serving.steps import ServedKernels
+from memwall.serving.steps.kernels import Tower
+from memwall.simulate.issue import work_of
+
+#: engine -> compile target -> the attention of towers there, and that of all others: the kernels whose times the
+#: collectors of encoders' attention measured for each engine (kernel_source of aic_encoder_attention.csv)
+TOWER_ATTENTION: Mapping[str, tuple[Mapping[str, str], str]] = {
+    "vllm": ({"sm_90": "flash3", "sm_100": "flash4", "sm_103": "flash4"}, "flash"),
+    "sglang": ({"sm_90": "flash3", "sm_100": "flash4"}, "triton"),
+    "trtllm": ({}, "trtllm"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """The images of a request: how many of what height and width, if that was said, the tokens that stand for them, and
+    the tower."""
+
+    images: int
+    size: tuple[int, int] | None
+    tokens: int
+    tower: Tower
+
+    @property
+    def said(self) -> str:
+        """``2 images of 448 x 448 as 394 tokens``."""
+        size = f" of {self.size[0]} x {self.size[1]}" if self.size else ""
+        return f"{counted(self.images, 'image')}{size} as {counted(self.tokens, 'token')}"
+
+    def beside(self, served: ServedKernels) -> ServedKernels:
+        """The kernels of a model and of its tower, whose weights were among those that no kernel reads."""
+        others = max(served.other_bytes - self.tower.weight_bytes, 0)
+        return replace(served, kernels=(*served.kernels, (self.tower, 1)), other_bytes=others)
+
+
+def read_pictures(target: Any, images: int, image: Any, dtype: str | None = None) -> Pictures:
+    """Trace the tower of a target for the images of one request.
+
+    Raises:
+        UsageError: the target is no configuration of transformers, or the model reads no images.
+    """
+    kind, place, _ = split_target(str(target)) if not isinstance(target, Profile) else ("profile", "", "")
+    if kind != "hf":
+        raise UsageError("--images is of a configuration, hf:FOLDER: of others memwall does not know what reads images")
+    from memwall.frontend.hf.tower import image_tower
+
+    sizes = read_sizes({"images": images, "image": image})
+    found = image_tower(Path(place), sizes)
+    made = profile(found.workload, dtype=dtype)
+    return Pictures(images=images, size=sizes.get("image"), tokens=found.tokens[-1], tower=tower_of(made))
+
+
+def tower_of(made: Profile) -> Tower:
+    """The kernels of a traced tower. The calls of attention of one module are one, as engines hand it all images."""
+    graph = made.graph
+    held = {graph.values[i].storage for op in graph.ops for i in op.inputs}
+    weights = [s.nbytes for s in graph.storages if s.id in held and s.role in ("parameter", "buffer")]
+    counts: Counter[Cost] = Counter()
+    calls: dict[tuple[str, Cost], int] = {}
+    for op, cost in zip(graph.ops, made.costs[0], strict=True):
+        if _is_fused(op, cost):
+            calls[op.module, cost] = calls.get((op.module, cost), 0) + 1
+        else:
+            counts[cost] += 1
+    counts.update(_of_all(cost, times) for (_, cost), times in calls.items())
+    work = work_of(graph, "eager", [((number,), cost.kernels) for number, cost in enumerate(made.costs[0])])
+    issued = HostWork(*map(sum, zip(*work, strict=True)))
+    return Tower(costs=tuple(counts.items()), weight_bytes=sum(weights), issued=issued)
+
+
+def _is_fused(op: Op, cost: Cost) -> bool:
+    return op.op_class == "attention" and any(isinstance(work, FusedAttention) for work in cost.launches)
+
+
+def _of_all(cost: Cost, times: int) -> Cost:
+    """So many calls as one."""
+    launches = tuple(
+        replace(
+            work, batch=work.batch * times, read_bytes=work.read_bytes * times, write_bytes=work.write_bytes * times
+        )
+        for work in cost.launches
+        if isinstance(work, FusedAttention)
+    )
+    flops = {pipe: count * times for pipe, count in cost.flops.items()}
+    dense = None if cost.dense_flops is None else cost.dense_flops * times
+    return replace(
+        cost,
+        flops=flops,
+        read_bytes=cost.read_bytes * times,
+        write_bytes=cost.write_bytes * times,
+        dense_flops=dense,
+        launches=launches,
+    )
+
+
+def as_attended(cost: Cost, gpu: Gpu, engine: str) -> Cost:
+    """The cost with attention in the kernel of an engine, where the GPU has fused attention of its kind."""
+    if not any(isinstance(work, FusedAttention) for work in cost.launches) or "flash" not in runs_on(chip_of(gpu)):
+        return cost
+    by_target, other = TOWER_ATTENTION[engine]
+    kernel = by_target.get(target_of(gpu), other)
+    launches = (replace(work, kernel=kernel) if isinstance(work, FusedAttention) else work for work in cost.launches)
+    return replace(cost, launches=tuple(launches))
