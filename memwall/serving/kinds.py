@@ -36,14 +36,13 @@ def shared_model(
     weights: str = "model",
     dtype: str | None = None,
     tokens: int | None = None,
-    images: int | None = None,
-    image: Any = None,
+    images: tuple[int, Any] | None = None,
 ) -> Model:
     """A model as servers run it; arguments and errors as of :func:`memwall.serving.read_model`. One that its
     configuration does not quantise is read once for all formats of weights."""
     if weights not in WEIGHTS:
         raise unknown("scheme of weights", weights, WEIGHTS)
-    pictured = {} if images is None else {"images": images, "image": image}
+    pictured = {} if images is None else {"images": images}
     made = _model(traces, target, dtype=dtype, **pictured)
     if made.max_context is None and tokens is not None:
         made = _model(traces, target, dtype=dtype, tokens=tokens, **pictured)
@@ -186,8 +185,8 @@ def _served(task: Task, asked: dict[str, Any], clients: Sequence[int], traces: T
     weights, dtype = asked.pop("weights", "model"), asked.pop("dtype", None)
     tokens = asked.get("prompt", 1024) + {**_SERVED, **asked}["generate"]
     images = asked.pop("images", None)
-    image = None if images is None else asked.pop("image", None)
-    model = shared_model(traces, task.target, weights, dtype, tokens, images, image)
+    pictured = None if images is None else (images, asked.pop("image", None))
+    model = shared_model(traces, task.target, weights, dtype, tokens, pictured)
     if isinstance(asked.get("draft"), str) and asked["draft"] != OWN:
         asked["draft"] = shared_model(traces, asked["draft"], dtype=dtype, tokens=tokens)
     loads = {} if asked.keys() & {"rate", "trace"} else {"concurrency": clients}

@@ -59,8 +59,7 @@ def read_model(
     dtype: str | None = None,
     tokens: int | None = None,
     prompt: int | None = None,
-    images: int | None = None,
-    image: Any = None,
+    images: tuple[int, Any] | None = None,
 ) -> Model:
     """Trace one decode step of a target, or take one that was profiled, and read what a server runs.
 
@@ -69,7 +68,7 @@ def read_model(
         dtype: cast the model to this first.
         tokens: the most of a sequence that will be asked, where the model does not say how many it takes.
         prompt: tokens that an encoder of text reads.
-        images, image: images in front of each prompt, and their height and width.
+        images: how many stand in front of each prompt, and their height and width.
 
     Raises:
         UsageError: as :func:`memwall.profile`; the model keeps no cache, or weights are stored in an unknown format.
@@ -97,19 +96,17 @@ def read_model(
     notes += _doubts(stated, stored if weights == "model" else StoredWeights(), context, tokens)
     if encoder is not None and first is None:
         notes.append("the encoder is not in a saved decode step: prompts take no time for it")
-    pictures = None if images is None else read_pictures(target, images, image, dtype)
-    if pictures is not None:
-        kernels = pictures.beside(kernels)
+    pictures = None if images is None else read_pictures(target, *images, dtype)
     scheme = (stated.weights or "") if weights == "model" else WEIGHTS[weights]
     return Model(
         name=made.workload.name,
-        served=kernels,
+        served=pictures.beside(kernels) if pictures else kernels,
         scheme=scheme,
         cache=CACHES.get(cache, ""),
         max_context=most,
         encoder=encoder,
         guesses=stated.guesses,
-        fronts=tuple(front for front in stated.fronts if pictures is None or front != "images"),
+        fronts=tuple(front for front in stated.fronts if not (pictures and front == "images")),
         pictures=pictures,
         notes=tuple(notes),
     )

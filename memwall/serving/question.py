@@ -31,12 +31,13 @@ class LoadOptions(RequestOptions, total=False):
     concurrency: Annotated[int | Iterable[int] | None, Option(
         (1, 4, 16, 64, 256), "Clients that wait for an answer before they ask again. [default: 1 4 16 64 256]",
         least=1, metavar="N...", several="words")]  # fmt: skip
-    images: Annotated[int | None, Option(
-        None, "Images in front of each prompt, which the model's tower reads. [default: none]", least=1,
-        metavar="N")]  # fmt: skip
-    image: Annotated[str | int | tuple[int, int] | None, Option(
-        None, "Height and width of an image. [default: those that the tower was trained with]",
-        metavar="HxW")]  # fmt: skip
+    images: Annotated[
+        int | None, Option(None, "Images in front of each prompt, which the model's tower reads.", least=1, metavar="N")
+    ]
+    image: Annotated[
+        str | int | tuple[int, int] | None,
+        Option(None, "Height and width of an image. [default: as the configuration states]", metavar="HxW"),
+    ]
     prefix_hit: Annotated[float, Option(0.0, "Share of a prompt in the cache already.", metavar="SHARE")]
     trace: Annotated[str | Path | None, Option(
         None, "CSV of requests: arrival_s, prompt_tokens, generated_tokens.", metavar="FILE",

@@ -69,9 +69,8 @@ def serve(
         check_priced(prices, [each.name for each in gpus])
     longest = max(load.longest.prompt_tokens + load.longest.generated_tokens for load in loads)
     read = partial(read_model, dtype=said.dtype, tokens=longest, prompt=said.prompt)
-    pictured = {"images": said.images, "image": said.image}
-    _check_images(said, isinstance(target, Model))
-    model = target if isinstance(target, Model) else read(target, weights=said.weights, **pictured)
+    images = _images(said, isinstance(target, Model))
+    model = target if isinstance(target, Model) else read(target, weights=said.weights, images=images)
     if model.pictures is not None:
         text = Lengths.parse(said.prompt or PROMPT, said.lengths)
         loads = load_of(prompt=replace(text, fixed=model.pictures.tokens))
@@ -93,12 +92,12 @@ def serve(
     )
 
 
-def _check_images(said: Any, is_read: bool) -> None:
-    """Raises UsageError: images are asked for where they cannot be billed."""
+def _images(said: Any, is_read: bool) -> tuple[int, Any] | None:
+    """The images of a request and their size. Raises UsageError: they are asked for where they cannot be billed."""
     if said.images is None:
         if said.image is not None:
             raise UsageError("--image is the size of --images, of which none are given")
-        return
+        return None
     if is_read:
         raise UsageError("a model that was read already has its images: read it with images")
     for name in ("trace", "prefix_hit"):
@@ -107,6 +106,7 @@ def _check_images(said: Any, is_read: bool) -> None:
                 f"--images with --{name.replace('_', '-')}: which requests have images, or which of them are cached, is"
                 " not known"
             )
+    return said.images, said.image
 
 
 def _engines(
