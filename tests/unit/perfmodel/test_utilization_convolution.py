@@ -217,6 +217,25 @@ def test_a_strided_gradient_in_three_dimensions_and_groups_takes_what_was_measur
     assert terms.time_s * 1e3 == pytest.approx(measured_ms, rel=0.35)
 
 
+def test_tensor_cores_fill_channels_up_to_32_bytes_in_three_dimensions():
+    # 3 channels of 4 bytes at 3 x 3 x 3 taps: 8 x 27 steps of k, and at 3 x 3 taps 4 x 9
+    volume = {"places_in": (64, 64, 64), "places_out": (62, 62, 62), "kernel": (3, 3, 3)}
+    gpu = load_gpu("a100-80gb-sxm")
+    assert predict(replace(launch(TF32, n=16, cin=3, **volume), stride=(1, 1, 1)), gpu).facts["k"] == 8 * 27
+    assert predict(launch(TF32, n=16, cin=3, hw=256), gpu).facts["k"] == 4 * 9
+
+
+def test_a_convolution_in_three_dimensions_on_tensor_cores_takes_what_was_measured():
+    # KernelBench's module level1_60 on an A100: 16 images of 3 channels to 64, 6.04 ms
+    work = launch(
+        TF32, n=16, cin=3, places_in=(64, 64, 64), places_out=(62, 60, 58), kernel=(3, 5, 7),
+        read_bytes=16 * 3 * 4 * 64**3, write_bytes=16 * 64 * 4 * 62 * 60 * 58,
+    )  # fmt: skip
+    terms = predict(replace(work, stride=(1, 1, 1)), load_gpu("a100-80gb-sxm"))
+    assert terms.facts["way"] == "implicit GEMM"
+    assert terms.time_s * 1e3 == pytest.approx(6.04, rel=0.1)
+
+
 def test_tensor_cores_copy_to_channels_last_and_back():
     # 16 x 64 x 130 x 258 and 16 x 32 x 128 x 256 floats, 205 MB, KernelBench's module 71: two further passes
     work = launch(
