@@ -1,8 +1,8 @@
-"""Networks of libraries that others timed, by name: timm's, U-Nets of diffusers.
+"""Networks of libraries that others timed, by name: timm's, U-Nets of diffusers, torchvision's.
 
 The libraries are optional, and installed without what they depend on (``pip install --no-deps timm diffusers
 importlib_metadata zipp``): none of their weights and pictures is needed, nor torchvision, which wants a torch of its
-own.
+own: its networks are those of :mod:`memwall_lab.convnets`.
 """
 
 from __future__ import annotations
@@ -56,12 +56,13 @@ def traced(step: NetworkStep) -> Profile:
     from torch.nn.functional import cross_entropy
 
     from memwall import pipeline
+    from memwall_lab.convnets import KeptGradients
 
     def loss(output: Any) -> Tensor:
         return cross_entropy(output.float(), output.new_zeros(step.batch, dtype=int))
 
-    in_training: dict[str, Any] = {"optimizer": "none", "loss": loss} if step.mode == "training" else {}
-    with _searching(step.searched):
+    in_training: dict[str, Any] = {"optimizer": KeptGradients, "loss": loss} if step.mode == "training" else {}
+    with _switched(step.searched):
         return pipeline.profile(
             _LIBRARIES[step.library](step), gpu="a100-80gb-sxm", mode=step.mode, dtype=step.dtype,
             autocast=step.autocast, torch=step.torch, **in_training,
@@ -69,15 +70,17 @@ def traced(step: NetworkStep) -> Profile:
 
 
 @contextmanager
-def _searching(searched: bool) -> Iterator[None]:
-    """With or without ``cudnn.benchmark``, which a trace records with each convolution."""
-    from torch.backends import cudnn
+def _switched(searched: bool) -> Iterator[None]:
+    """With or without ``cudnn.benchmark``, which a trace records with each convolution, and with matmuls of float32 in
+    TF32 where a GPU has it, as all of these tables were timed."""
+    from torch.backends import cuda, cudnn
 
-    before, cudnn.benchmark = cudnn.benchmark, searched
+    before = cudnn.benchmark, cuda.matmul.allow_tf32
+    cudnn.benchmark, cuda.matmul.allow_tf32 = searched, True
     try:
         yield
     finally:
-        cudnn.benchmark = before
+        cudnn.benchmark, cuda.matmul.allow_tf32 = before
 
 
 def _laid_out(step: NetworkStep, kind: Any) -> Any:
@@ -153,6 +156,20 @@ def _timm() -> Any:
     return timm
 
 
+# -- torchvision ------------------------------------------------------------------------------------------------------
+
+
+def _classic(step: NetworkStep) -> Workload:
+    import torch
+
+    from memwall_lab.convnets import NETS
+
+    if step.name not in NETS:
+        raise Skip("there is no such network of torchvision here")
+    shape = step.batch, 3, step.side, step.side
+    return Workload(lambda: _laid_out(step, NETS[step.name][0]()), lambda: (torch.randn(shape),), name=step.name)
+
+
 # -- diffusers ---------------------------------------------------------------------------------------------------------
 
 #: name of a U-Net → its configuration, beside what is common (the published models' ``unet/config.json``)
@@ -219,4 +236,6 @@ def _controlled() -> Callable[..., Any]:
 
 
 #: library → the workload of a step of its
-_LIBRARIES: Mapping[str, Callable[[NetworkStep], Workload]] = {"timm": _timm_model, "diffusers": _unet}
+_LIBRARIES: Mapping[str, Callable[[NetworkStep], Workload]] = {
+    "timm": _timm_model, "diffusers": _unet, "torchvision": _classic,
+}  # fmt: skip

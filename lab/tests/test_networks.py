@@ -1,14 +1,21 @@
 """Whole networks that others timed: which step a row is, by hand."""
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
+import torch
 
 from memwall.bench.accuracy import read_measured
+from memwall.hardware.constants import AttentionConstants
+from memwall.hardware.lookup import load_gpu
+from memwall.perfmodel.base import constants
+from memwall_lab.convnets import NETS
 from memwall_lab.network_models import NetworkStep, traced
 from memwall_lab.tables.networks import NetworkSample
 
 TIMM = "gpu,torch,cuda,phase,precision,layout,compiled,model,batch,img,step_ms\n"
+CLASSIC = "gpu,precision,phase,model,batch,img,median_ms,min_ms,mean_ms,n,file\n"
 UNET = "gpu,pipeline,images,unet_batch,torch,compiled,iterations_per_s,ms_per_iteration\n"
 
 
@@ -42,6 +49,26 @@ def test_an_iteration_of_stable_diffusion(sample):
     assert (row.policy, row.launch, row.measured_s) == ("inductor", "graph", 0.4)
 
 
+def test_attention_of_torch_before_2_2_takes_twice_as_long(sample):
+    """FlashAttention's first version: half of the second's rate in matmuls, twice its instructions of softmax; 2.4 has
+    the second."""
+    text = "rtx-3090,{},cu121,infer,autocast-fp16,nchw,0,resnet50,256,224,40\n"
+    old, new = (row.gpu for row in sample(TIMM + text.format("2.1") + text.format("2.4")))
+    first, second = (constants(AttentionConstants, gpu, "flash") for gpu in (old, new))
+    assert new == load_gpu("rtx-3090")
+    assert first.plateau == second.plateau / 2
+    assert first.softmax_instructions == 2 * second.softmax_instructions
+
+
+def test_a_row_of_torchvision_holds_the_copy_of_the_pictures(sample):
+    """12 x 3 x 224 x 224 numbers of 4 bytes are 7.23 MB: 1.2 ms at 6 GB/s, 3.6 at 2."""
+    text = "{},fp32,inference,resnet18,12,224,6,5.9,6.1,50,x\n"
+    rows = sample(CLASSIC + text.format("GeForce RTX 2080 Ti") + text.format("A100-SXM4-40GB"))
+    assert [row.copied_s for row in rows] == pytest.approx([1.204e-3, 3.613e-3], rel=1e-3)
+    with_copy, without = rows[0].row(), replace(rows[0], copied_s=0.0).row()
+    assert with_copy.modeled_s - without.modeled_s == pytest.approx(1.204e-3, rel=1e-3)
+
+
 @pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
 def test_the_multiply_adds_of_a_resnet_and_the_dtype_of_its_steps():
     """timm states 4.1 G for resnet50 at 224 pixels (its model card): 8.2 GFLOP a picture; convolutions under autocast
@@ -61,3 +88,26 @@ def test_the_parameters_of_a_u_net():
     graph = traced(NetworkStep("diffusers", "SD", 2, 64, dtype="fp16", channels_last=True)).graph
     nbytes = sum(storage.nbytes for storage in graph.storages if storage.role == "parameter")
     assert nbytes / 2 == pytest.approx(859.5e6, rel=1e-3)
+
+
+#: millions of parameters in torchvision's documentation
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("resnet18", 11.690), ("resnet34", 21.798), ("resnet152", 60.193), ("resnext101_32x8d", 88.791),
+        ("wide_resnet50_2", 68.883), ("wide_resnet101_2", 126.887), ("vgg16", 138.358), ("vgg16_bn", 138.366),
+        ("vgg19", 143.667), ("vgg19_bn", 143.678), ("shufflenet_v2_x0_5", 1.367), ("shufflenet_v2_x1_5", 3.504),
+        ("shufflenet_v2_x2_0", 7.394),
+    ],
+)  # fmt: skip
+def test_classic_networks_have_as_many_parameters_as_published(name, millions):
+    with torch.device("meta"):
+        made = NETS[name][0]()
+    assert sum(p.numel() for p in made.parameters()) / 1e6 == pytest.approx(millions, abs=6e-4)
+
+
+def test_kept_gradients_are_zeroed_and_added_to():
+    """Of a ResNet-18's 62 parameters each gradient is a fill and an addition."""
+    step = NetworkStep("torchvision", "resnet18", 2, 64, mode="training")
+    names = [op.name for op in traced(step).graph.ops if op.phase == "optimizer"]
+    assert [sum(name in each for each in names) for name in ("zero_", "add_")] == [62, 62]

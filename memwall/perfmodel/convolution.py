@@ -151,16 +151,18 @@ def _implicit_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: Convolution
     m, n, k = _dimensions(launch, channel_slice, phased=_phased(launch, pipe))
     parts = _parts(launch, gpu, known, m, n, k)
     product = TiledProduct(launch.groups * parts, m, n, k / parts)
-    compute_s, facts = tiled(product, gpu, pipe, known, known.plateau * relative, _TILES[pipe.engine])
-    sums_s = 0.0
+    reached = gemm.unhalved(known.plateau, gpu, pipe) if pipe.engine == "tensor" else known.plateau
+    compute_s, facts = tiled(product, gpu, pipe, known, reached * relative, _TILES[pipe.engine])
+    flops, sums_s = sum(launch.pipe_flops.values()), 0.0
+    if pipe.engine == "tensor":  # a FLOP draws what it draws in a matmul
+        compute_s = max(compute_s, gemm.power_s(flops, gpu, pipe, constants(GemmConstants, gpu, pipe.dtype)))
     if parts > 1:  # partial sums in float32 are written, then added up by another kernel
         sums_s = traffic_s(gpu, 0, 2 * 4 * product.batch * m * n) + gpu.launch_overhead_s
     facts |= {"way": "implicit GEMM", "pipe": pipe, "m": m, "n": n, "k": k, "parts": parts}
     moved_s = traffic_s(gpu, launch.bytes - resident, resident)
     sums_s += _zeroed_s(launch, gpu)
     body_s = max(compute_s, moved_s) + _exposed(launch, k) * min(compute_s, moved_s)
-    peak_s = sum(launch.pipe_flops.values()) / gpu.peak(pipe)
-    return Terms(compute_s, moved_s, sums_s, body_s, sums_s, facts, peak_s)
+    return Terms(compute_s, moved_s, sums_s, body_s, sums_s, facts, flops / gpu.peak(pipe))
 
 
 def _warp_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:

@@ -83,7 +83,7 @@ def predict(launch: Gemm, gpu: Gpu, known: GemmConstants, resident_bytes: int = 
     stored_s = launch.write_bytes / (known.store * gpu.boost_clock_hz * gpu.sm_count)
     moved_s = traffic_s(gpu, dram_bytes, 0, known.dram)
     stream_s = max(moved_s, stored_s)
-    held_s = launch.flops / (gpu.peak(launch.pipe) * _sustained(gpu, known))
+    held_s = power_s(launch.flops, gpu, launch.pipe, known)
     best = _choose(launch, gpu, known, stream_s, held_s)
     facts = best._asdict() | {"held_s": held_s, "stored_s": stored_s, "dram_bytes": dram_bytes}
     latency_s = max(best.load_s, best.depth_s, stored_s) + best.split_s + known.start_s
@@ -99,6 +99,11 @@ def dequantised(launch: QuantisedGemm, gpu: Gpu) -> QuantisedGemm:
     return replace(launch, pipe=pipe, itemsize=ITEMSIZE["float16"], kernel=kernel)
 
 
+def power_s(flops: float, gpu: Gpu, pipe: Pipe, known: GemmConstants) -> float:
+    """Seconds of so many FLOPs on tensor cores for which the GPU's power lasts."""
+    return flops / (gpu.peak(pipe) * _sustained(gpu, known))
+
+
 def _sustained(gpu: Gpu, known: GemmConstants) -> float:
     """Fraction of the peak that the GPU's power sustains on all SMs. A FLOP's energy grows with the voltage squared, so
     about with the square of the rate: the rate grows with the square root of the power."""
@@ -107,11 +112,14 @@ def _sustained(gpu: Gpu, known: GemmConstants) -> float:
     return min(known.sustained * (_HALVED_POWER if halves_tensor_cores(gpu) else 1.0) * sqrt(watts), 1.0)
 
 
+def unhalved(reached: float, gpu: Gpu, pipe: Pipe) -> float:
+    """The share of its peak that a multiprocessor reaches where one with whole tensor cores reaches ``reached``."""
+    return min(2 * reached, _HALVED_PLATEAU) if halves_tensor_cores(gpu) and pipe.dtype in _HALVED else reached
+
+
 def plateau(launch: Gemm, gpu: Gpu, known: GemmConstants) -> float:
     """Share of its peak that a multiprocessor reaches inside a tile."""
-    chip, reached = chip_of(gpu), known.plateau
-    if halves_tensor_cores(gpu) and launch.pipe.dtype in _HALVED:
-        reached = min(2 * reached, _HALVED_PLATEAU)
+    chip, reached = chip_of(gpu), unhalved(known.plateau, gpu, launch.pipe)
     return reached * (1.0 if launch.aligned else chip.unaligned) * (chip.tf32 if launch.pipe.dtype == "tf32" else 1.0)
 
 

@@ -7,8 +7,8 @@ and products may draw what others do not::
 
     limit x (products_s + others_s) = energy of the products + OTHERS x limit x others_s
 
-Matmuls on tensor cores are held at the rate that measured loops of them show, which short ones, or ones of zeros, pass
-on some boards (``looped_products`` of a GPU).
+Products on tensor cores, matmuls and convolutions, are held likewise on boards whose short ones, or ones of zeros, draw
+more than lasts: ``looped_products`` of a GPU is the share of their rate that the whole limit holds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TypeVar
 from memwall.hardware.constants import Constants, GemmConstants, VectorGemmConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
-from memwall.ops.product_launches import VectorGemm
+from memwall.ops.product_launches import Convolution, Gemm, VectorGemm
 from memwall.perfmodel.base import constants
 from memwall.perfmodel.families import as_run
 
@@ -40,22 +40,30 @@ def multiplies(cost: Cost, gpu: Gpu) -> bool:
     return any(isinstance(as_run(launch, gpu), VectorGemm) for launch in cost.launches)
 
 
+def is_held(cost: Cost, gpu: Gpu) -> bool:
+    """Whether a kernel is a product whose rate in a loop the power of the GPU holds."""
+    if multiplies(cost, gpu):
+        return True
+    products = [launch.pipe for launch in cost.launches if isinstance(launch, (Gemm, Convolution))]
+    return gpu.looped_products < 1 and any(gpu.ceiling_pipe(pipe).engine == "tensor" for pipe in products)
+
+
 def in_call(gpu: Gpu, products: int) -> Gpu:
     """The GPU in a lone call of so many products, which share the time at the boost clock."""
     return _held(gpu, VectorGemmConstants, lambda known: {"burst_s": known.burst_s / max(products, 1)})
 
 
 def in_loop(gpu: Gpu, products_s: float = 0.0, others_s: float = 0.0) -> Gpu:
-    """The GPU whose float32 products are held by its power from their start, with what other kernels leave of it, and
-    whose matmuls on tensor cores are held as in steps of seconds.
+    """The GPU whose products are held by its power from their start, with what other kernels leave of it.
 
     Args:
-        products_s: seconds of a step that float32 products take where nothing is left of it.
+        products_s: seconds of a step that products take where nothing is left of it.
         others_s: seconds of a step that its other kernels take.
     """
     spared_s = min((1 - OTHERS) * others_s, (1 - 1 / _MOST) * products_s)
     draw = products_s / (products_s - spared_s) if spared_s else 1.0
-    gpu = _held(gpu, GemmConstants, lambda known: {"sustained": gpu.looped_products * known.sustained})
+    lasting = min(draw * gpu.looped_products, 1.0)
+    gpu = _held(gpu, GemmConstants, lambda known: {"sustained": lasting * known.sustained})
     return _held(
         gpu,
         VectorGemmConstants,

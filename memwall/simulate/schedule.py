@@ -28,7 +28,7 @@ from memwall.perfmodel.roofline import WALLS, Estimate, Prediction, peak_compute
 from memwall.simulate.launch_queue import QueuedKernel
 from memwall.simulate.memory import MemoryPeak, reserved_bytes
 from memwall.simulate.plan_context import AlikeKernels, Issued, PlanContext
-from memwall.simulate.power import LONE, LOOPS, in_call, in_loop, multiplies
+from memwall.simulate.power import LONE, LOOPS, in_call, in_loop, is_held, multiplies
 from memwall.simulate.streams import Needs, Overlap, sides_of
 
 
@@ -166,15 +166,16 @@ def as_launched(gpu: Gpu, launch: str) -> Gpu:
 
 
 def as_run_again(gpu: Gpu, context: PlanContext, launch: str) -> Gpu:
-    """The GPU as kernels find it: as :func:`as_launched`, with the power that float32 products have then."""
+    """The GPU as kernels find it: as :func:`as_launched`, with the power that products have then."""
     launched = as_launched(gpu, launch)
-    products = {n for n, kind in enumerate(context.kinds) if multiplies(kind.group.cost, gpu)}
     if gpu.cpu is not None or launch not in (*LOOPS, *LONE):
         return launched
-    if launch in LONE:
-        return in_call(launched, sum(number in products for number in context.order)) if products else launched
+    counted = multiplies if launch in LONE else is_held
+    products = {n for n, kind in enumerate(context.kinds) if counted(kind.group.cost, gpu)}
     if not products:
-        return launched if gpu.looped_products == 1 else in_loop(launched)
+        return launched
+    if launch in LONE:
+        return in_call(launched, sum(number in products for number in context.order))
     known = _predictions(context.graph, in_loop(launched), context)
     spent_s = {True: 0.0, False: 0.0}
     for number in context.order:

@@ -28,7 +28,7 @@ Your own table needs the columns of one of these kinds; extra columns are ignore
 - fused attention and norms of cuDNN's front end (:mod:`memwall_lab.tables.cudnn`); attention of encoders in servers
   (:mod:`memwall_lab.tables.aisimulate`)
 - whole networks as NVIDIA timed them (:mod:`memwall_lab.tables.nvidia`)
-- whole networks: timm's, U-Nets of Stable Diffusion (:mod:`memwall_lab.tables.networks`)
+- whole networks: timm's, U-Nets of Stable Diffusion, torchvision's (:mod:`memwall_lab.tables.networks`)
 """
 
 from memwall.bench.accuracy.kinds import TableKind
@@ -62,5 +62,5 @@ TABLES: tuple[TableKind, ...] = (
     aisimulate.ENCODERS, nvidia.FASTER_TRANSFORMER, nvidia.EXAMPLES,
     aic_kernels.DELTA, aic_kernels.MAMBA, aic_kernels.SPARSE, aic_kernels.CASTS, aic_kernels.DEEPGEMM,
     aic_modules.MODULES,
-    networks.TIMM, networks.DIFFUSERS,
+    networks.TIMM, networks.DIFFUSERS, networks.CLASSICS,
 )  # fmt: skip
