@@ -21,9 +21,10 @@ Winograd serves ungrouped square windows of 3 and 5 at unit stride on vector eng
 forward and where the library searched the input's gradient); every fp16 row of DeepBench on tensor cores is an implicit
 GEMM. A transposed convolution is the data gradient of another. With a stride in two dimensions the heuristic's float32
 kernels run over all taps of the window, of which 1 in ``stride`` along each axis meets an output (KernelBench: such
-gradients take ``stride^2`` times as long; DeepBench searched, and found kernels in which each phase of the stride has
-its own taps, as they have in three dimensions, but none in float16 on vector units). Where the stride leaves places
-without any tap, they are zeroed before. Depthwise convolutions are no matmuls: :mod:`memwall.perfmodel.depthwise`.
+gradients take ``stride^2`` times as long on a T4; DeepBench searched, and found kernels in which each phase of the
+stride has its own taps, as they have on tensor cores and in three dimensions, but none in float16 on vector units).
+Where the stride leaves places without any tap, they are zeroed before. Depthwise convolutions are no matmuls:
+:mod:`memwall.perfmodel.depthwise`.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ _TILES = {
     "vector": ((128, 128), (128, 64), (128, 32), (128, 16), (128, 8), (128, 1), (64, 64), (64, 32)),
     "tensor": ((256, 128), (128, 128), (128, 64), (64, 64)),
 }
+#: tiles of tensor cores in three dimensions besides: KernelBench's 16 output channels take an A100 half of 64's time
+_VOLUME_TILES = ((128, 32),)
 #: side of the tiles of a matmul split along k
 _SPLIT_TILE = 64
 #: steps of k in the shortest part of a weight's gradient, whose k is long: fits DeepBench's float32 rows best
@@ -144,15 +147,16 @@ def _has_tf32(gpu: Gpu) -> bool:
 
 def _implicit_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:
     relative = {"forward": 1.0, "input": known.backward_input, "weight": known.backward_weight}[launch.role]
-    channel_slice = 1.0  # channels along k come in multiples of this
+    channel_slice, is_volume = 1.0, len(launch.kernel) > 2  # channels along k come in multiples of the slice
     if pipe.engine == "tensor":
-        aligned_bytes = _ALIGNED_BYTES if len(launch.kernel) < 3 else _VOLUME_ALIGNED_BYTES
+        aligned_bytes = _VOLUME_ALIGNED_BYTES if is_volume else _ALIGNED_BYTES
         channel_slice = known.channel_slice if chip_of(gpu).sliced_channels else aligned_bytes / launch.itemsize
     m, n, k = _dimensions(launch, channel_slice, phased=_phased(launch, pipe))
     parts = _parts(launch, gpu, known, m, n, k)
     product = TiledProduct(launch.groups * parts, m, n, k / parts)
     reached = gemm.unhalved(known.plateau, gpu, pipe) if pipe.engine == "tensor" else known.plateau
-    compute_s, facts = tiled(product, gpu, pipe, known, reached * relative, _TILES[pipe.engine])
+    tiles = _TILES[pipe.engine] + (_VOLUME_TILES if is_volume and pipe.engine == "tensor" else ())
+    compute_s, facts = tiled(product, gpu, pipe, known, reached * relative, tiles)
     flops, sums_s = sum(launch.pipe_flops.values()), 0.0
     if pipe.engine == "tensor":  # a FLOP draws what it draws in a matmul
         compute_s = max(compute_s, gemm.power_s(flops, gpu, pipe, constants(GemmConstants, gpu, pipe.dtype)))
@@ -221,9 +225,9 @@ def _filled(channels: int, piece: float) -> float:
 
 def _phased(launch: Convolution, pipe: Pipe) -> bool:
     """Whether each phase of a data gradient's stride is a matmul of its own."""
-    if launch.itemsize == 2 and pipe.engine == "vector":
-        return len(launch.kernel) > 2
-    return len(launch.kernel) > 2 or launch.searched or launch.itemsize != 4
+    if len(launch.kernel) > 2 or pipe.engine == "tensor":
+        return True
+    return launch.searched if launch.itemsize == 4 else launch.itemsize > 4
 
 
 def _skips(launch: Convolution) -> bool:

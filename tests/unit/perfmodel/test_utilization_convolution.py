@@ -153,6 +153,21 @@ def test_a_strided_float32_gradient_runs_over_the_gaps_unless_the_library_search
     assert (narrow["way"], narrow["k"]) == ("direct", 64)
 
 
+def test_a_strided_gradient_on_tensor_cores_has_a_product_for_each_phase():
+    # 4 x 4 taps of 32 channels: a stride of 2 x 2 needs a quarter of 512 steps; KernelBench's level2_93 on an A100
+    work = launch(TF32, "input", n=128, cin=16, cout=32, places_in=(66, 66), places_out=(32, 32), window=4, stride=2)
+    terms = predict(work, load_gpu("a100-80gb-sxm"))
+    assert (terms.facts["way"], terms.facts["pipe"].dtype, terms.facts["k"]) == ("implicit GEMM", "tf32", 128)
+
+
+def test_16_output_channels_in_three_dimensions_fill_half_of_a_tile_of_tensor_cores():
+    volume = {"places_in": (64, 64, 64), "places_out": (62, 62, 62), "kernel": (3, 3, 3)}
+    work = replace(launch(TF32, n=16, cin=3, cout=16, **volume), stride=(1, 1, 1))
+    assert predict(work, load_gpu("a100-80gb-sxm")).facts["tile"] == (128, 32)
+    flat = predict(launch(TF32, n=16, cin=3, cout=16, hw=256), load_gpu("a100-80gb-sxm")).facts
+    assert flat["pipe"].engine == "vector" or flat["tile"][1] >= 64
+
+
 def test_places_that_a_stride_skips_are_zeroed_before():
     # 1 x 1 at a stride of 2 leaves 3 of 4 places of 32 x 64 x 56 x 56 floats: 25.7 MB are written once more
     work = launch(FP32, "input", window=1, stride=2, read_bytes=6_438_912, write_bytes=25_690_112)
