@@ -28,7 +28,7 @@ WEIGHTS = {
 #: ``--kv`` -> dtype of the cache
 CACHES = {"model": "", "fp8": "float8_e4m3fn"}
 #: in notes of a traced step that the page of a server says itself
-_SAID = ("quantised", "new token", "tower not run")
+_SAID = ("quantised", "new token", "tower not run", "linear attention and scans run")
 #: tokens in the cache of the traced step, the first that can be traced: windows of no more are seen
 _CONTEXTS = (16_383, 2047)
 

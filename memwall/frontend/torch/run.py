@@ -40,6 +40,7 @@ from memwall.frontend.torch.dispatch.real_kernels import real_kernels
 from memwall.frontend.torch.dispatch.recorder import Recorder, UnexpectedCall
 from memwall.frontend.torch.dispatch.scans import few_steps
 from memwall.frontend.torch.dispatch.shapes import SparseCopies
+from memwall.frontend.torch.dispatch.state_kernels import state_kernels
 from memwall.frontend.torch.dispatch.tensors import flat_tensors, is_wrapper, plain_parts
 from memwall.frontend.torch.dispatch.triton_calls import triton_calls
 from memwall.frontend.torch.losses import backward, forward_step, scalar_loss, tensors_in
@@ -262,6 +263,7 @@ class _TracedStep:
             library_answers(recorder.unrecorded, note, self.known),
             CudaForms(recorder, self.options.attention, self.execute is not None, note),
             real_kernels() if self.options.real else contextlib.nullcontext(),
+            state_kernels(recorder, note),
             plain_forms(warn, None if self.execute else recorder, note, self.compiled),
             triton_calls(recorder),
             offloading(recorder, note),

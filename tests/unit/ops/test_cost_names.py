@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch", reason="needs torch: compares names with it
 NOT_EVERYWHERE = {
     "aten._flash_attention_forward_no_dropout_inplace", "aten._foreach_clone", "aten._foreach_mm",
 }  # fmt: skip
-#: argument names by which the tracer records calls that torch has no shape function for
-RECORDED = {"grad_output"}
+#: argument names by which the tracer records calls that no schema has
+RECORDED = {"grad_output", "state"}
 #: a name in quotes that is asked of a call
 ASKED = re.compile(r'\b(?:need|arg|args)\("(\w+)"\)')
 

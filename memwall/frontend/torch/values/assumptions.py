@@ -80,6 +80,12 @@ KINDS: Mapping[str, AssumptionKind] = {
         "alike",
         "what other ranks send where this rank's own numbers are known",
     ),
+    "kernels": AssumptionKind(
+        _one_of(torch=False, installed=True),
+        "torch, or installed",
+        "torch",
+        "whether flash-linear-attention, mamba-ssm and causal-conv1d run what transformers has PyTorch for",
+    ),
     "condition": AssumptionKind(
         _one_of(true=True, false=False), "true or false", "true", "what a branch on activations finds"
     ),
