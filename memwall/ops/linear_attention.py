@@ -9,12 +9,15 @@ Prompts are cut into chunks: products inside a chunk run in parallel, and the st
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import ceil
 
 from memwall.core.graph import ITEMSIZE, Pipe
-from memwall.ops import Cost
+from memwall.ops.base import Call, Cost
 from memwall.ops.launches import Walk
+from memwall.ops.registry import formula
+
+op = partial(formula, "other")
 
 #: tokens of a chunk of the gated delta rule, in all its kernels
 DELTA_CHUNK = 64
@@ -203,3 +206,56 @@ def scan_decode(batch: int, space: StateSpace, *, state_dtype: str = "float32") 
         batch * space.heads * ceil(space.size / _DECODE_VALUES),
         (state + rows, state + _HALF * batch * space.heads * space.size),
     )
+
+
+# -- what libraries run for transformers' models -----------------------------------------------------------------------
+# flash-linear-attention's delta rules, mamba-ssm's scan of Mamba-2, causal-conv1d's convolutions: forward alone, of two
+# bytes. The delta rule of a vector of gates (KDA) counts as that of one gate.
+
+
+@op("causal_conv1d::causal_conv1d_fn")
+def installed_causal_conv(call: Call) -> Cost:
+    """``x`` [b, channels, t], ``weight`` [channels, taps]."""
+    batch, channels, tokens = call.need("x").shape
+    return causal_conv(batch, tokens, channels, call.need("weight").shape[-1], rows=True)
+
+
+@op("causal_conv1d::causal_conv1d_update")
+def installed_conv_update(call: Call) -> Cost:
+    """``x`` [b, channels, 1], and the state [b, channels, taps or one less], which is written too."""
+    batch, channels, _ = call.need("x").shape
+    return conv_update(batch, channels, call.need("weight").shape[-1], rows=True)
+
+
+def _heads(call: Call) -> Heads:
+    keys, values = call.need("k").shape, call.need("v").shape
+    return Heads(keys[2], values[2], keys[3], values[3])
+
+
+@op("fla::chunk_gated_delta_rule fla::chunk_kda")
+def installed_delta_prefill(call: Call) -> Cost:
+    """``k`` [b, t, heads, size], ``v`` [b, t, heads, size]; ``initial_state`` where the sequences have one."""
+    batch, tokens = call.need("v").shape[:2]
+    return delta_prefill(batch, tokens, _heads(call), given=call.arg("initial_state") is not None)
+
+
+@op("fla::fused_recurrent_gated_delta_rule fla::fused_recurrent_kda")
+def installed_delta_decode(call: Call) -> Cost:
+    """The same of one token of each sequence."""
+    return delta_decode(call.need("v").shape[0], _heads(call))
+
+
+@op("mamba_ssm::mamba_chunk_scan_combined")
+def installed_scan_prefill(call: Call) -> Cost:
+    """``x`` [b, t, heads, size], ``B`` [b, t, groups, state]."""
+    (batch, tokens, heads, size), shared = call.need("x").shape, call.need("B").shape
+    space = StateSpace(heads, size, shared[3], shared[2], call.attributes["chunk_size"])
+    return scan_prefill(batch, tokens, space)
+
+
+@op("mamba_ssm::selective_state_update")
+def installed_scan_decode(call: Call) -> Cost:
+    """``x`` [b, heads, size], ``B`` [b, groups, state], and the state, which is written too."""
+    (batch, heads, size), shared, state = call.need("x").shape, call.need("B").shape, call.need("state")
+    space = StateSpace(heads, size, shared[2], shared[1])
+    return scan_decode(batch, space, state_dtype=state.dtype)
