@@ -1,6 +1,6 @@
 """Operators that take Python functions, as the plain PyTorch that eager execution runs in their place: ``torch.cond``,
-``while_loop``, ``scan``, ``map``, ``associative_scan`` and ``flex_attention``, which compiled code runs as one kernel of
-the blocks that its mask keeps."""
+``while_loop``, ``scan``, ``map``, ``associative_scan`` and ``flex_attention``, which compiled code runs as one kernel
+of the blocks that its mask keeps."""
 
 from __future__ import annotations
 
