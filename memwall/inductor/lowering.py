@@ -147,7 +147,7 @@ def _lower(graph: Graph, gpu: Gpu, device: str, source: bool, regions: list[int]
     from memwall.ops.evaluate import Operators
 
     import_module(compat.name_of("inductor_lowering"))  # whose operators come before decompositions are selected
-    operators, table = Operators(), compat.select_decomp_table()
+    operators, table = Operators(), {**_interpolations(), **compat.select_decomp_table()}
     with OpaqueKernels() as opaque, patterns_loaded(), quiet(), device_for(gpu, device) as target:
         lowering = _Lowering(graph, gpu, target, source, operators, table, opaque)
         for region in sorted(set(regions) - {EAGER}):
@@ -158,6 +158,17 @@ def _lower(graph: Graph, gpu: Gpu, device: str, source: bool, regions: list[int]
         if op.phase != "optimizer" and regions[op.id] == EAGER:
             lowering.schedules[op.phase == "backward", op.id] = [_eager(graph, op)]
     return lowering.gathered()
+
+
+def _interpolations() -> dict[Any, Any]:
+    """Decompositions of interpolations as a graph of eager calls has them. ``torch.compile`` traces the calls that take
+    ``scale_factors`` (``.vec``) by their Python implementations (torch/_decomp/decompositions.py), so that no mode
+    reaches Inductor as a call of the library; its own table has those calls alone."""
+    import torch
+
+    names = ("upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d")
+    calls = [getattr(torch.ops.aten, name).default for name in names]
+    return {call: compat.decomposition_table[call] for call in calls}
 
 
 @dataclass

@@ -197,6 +197,18 @@ def test_feed_forward_block_on_a_gpu(lower):
 
 
 @needs_triton
+@pytest.mark.parametrize(("mode", "axes"), [("linear", 1), ("bilinear", 2), ("bicubic", 2), ("trilinear", 3)])
+def test_an_interpolation_is_generated_with_what_follows(mode, axes):
+    """torch.compile traces it by its Python implementation, in every mode."""
+    image = torch.rand(2, 4, *(axes * (8,)))
+    module = nn.Sequential(nn.Upsample(scale_factor=2, mode=mode), nn.ReLU())
+    profile = memwall.profile(module, (image,), gpu="a100")
+    lowered = kernels_of(profile.graphs[0], profile.simulations[0].gpu)
+    assert lowered.fallbacks == ()
+    assert [kernel.kind for kernel in lowered.kernels] == ["triton"]
+
+
+@needs_triton
 def test_a_gradient_that_the_caller_makes_is_a_kernel_of_its_own(lower):
     graph = traced(Mlp(), (torch.randn(2, 4, 64),))
     (kernel,) = [k for k in lower(graph).kernels if "aten.ones_like" in [graph.ops[i].name for i in k.op_ids]]
