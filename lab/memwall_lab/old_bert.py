@@ -10,12 +10,15 @@ dropout between them.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from memwall_lab.convnets import KeptGradients
 
 
 @dataclass(frozen=True)
@@ -132,3 +135,27 @@ class MasterAdam(torch.optim.Optimizer):
             master.grad = gradient
         self.adam.step()
         aten._foreach_copy_(self.model, self.masters)
+
+
+class BertAdam(torch.optim.Optimizer):
+    """The optimizer of NVIDIA's BERT in float32 (DeepLearningExamples, PyTorch/LanguageModeling/BERT/optimization.py):
+    element-wise ops one after another for each parameter, next to gradients that are zeroed and added to."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        super().__init__(parameters, {})
+        self.gradients = KeptGradients(p for group in self.param_groups for p in group["params"])
+        self.moments = [[torch.empty_like(p) for p in self.gradients.kept] for _ in range(2)]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # takes no closure
+        aten: Any = torch.ops.aten
+        self.gradients.step()
+        torch.stack(aten._foreach_norm(self.gradients.kept)).norm()
+        parts = zip(self.gradients.parameters, self.gradients.kept, *self.moments, strict=True)
+        for parameter, gradient, mean, square in parts:
+            clipped = parameter * 1.0 / 2.0
+            mean.mul_(0.9).add_(gradient, alpha=0.1)
+            square.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+            update = mean / (square.sqrt() + 1e-6)
+            update += 0.01 * clipped
+            parameter.add_(-(1e-5 * update))

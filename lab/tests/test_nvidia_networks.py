@@ -1,5 +1,7 @@
 """NVIDIA's networks of 2019 to 2022: their sizes, the kernels of a layer by hand, and what a row is taken for."""
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -39,6 +41,16 @@ def test_an_encoder_layer_of_that_time_by_hand():
         made = Encoder(BASE)
     assert sum(p.numel() for p in made.parameters()) == 85_054_464
     assert len(traced(Case("bert-base", 2, 32, "fp16")).graph.ops) == 12 * 26
+
+
+def test_nvidias_adam_in_float32_goes_over_each_parameter_alone():
+    """24 layers of 16 parameters, three embeddings, and weight and bias of the norm and of the ends are 391. For each
+    its gradient is zeroed and added to; the weight is clipped by a product and a division; the moments take four ops
+    in place; the update a root, a sum and a quotient, and the decay and itself are added in place."""
+    graph = traced(Case("bert-large", 1, 32, "fp32", "training")).graph
+    count = Counter(op.name.removeprefix("aten.") for op in graph.ops if op.phase == "optimizer")
+    assert [count[name] for name in ("zero_", "addcmul_", "sqrt", "add.Tensor")] == 4 * [391]
+    assert [count[name] for name in ("mul_.Tensor", "div.Tensor", "add_.Tensor")] == [782, 782, 4 * 391]
 
 
 def test_rows_of_fastertransformer(tmp_path):

@@ -137,10 +137,10 @@ def _encoder(case: Case) -> Built:
 def _answers(case: Case) -> Built:
     import torch
 
-    from memwall_lab.old_bert import LARGE, Answers, MasterAdam, answers_loss
+    from memwall_lab.old_bert import LARGE, Answers, BertAdam, MasterAdam, answers_loss
 
     dtype = _half(case)
-    optimizer: Any = MasterAdam if dtype == torch.float16 else "adamw:loop"
+    optimizer: Any = MasterAdam if dtype == torch.float16 else BertAdam
     with torch.device("meta"):
         inputs = tuple(torch.zeros(case.batch, case.length, dtype=torch.long) for _ in range(3))
         model = Answers(LARGE).to(dtype)
