@@ -5,27 +5,32 @@
 Scored are the rows that no constant is fitted to. A cell is a table, a GPU, a kind and a dtype; rows of a kind on all
 GPUs are a cell too, which ``lab/reports/accuracy_page.py`` puts on a page. The exit code is 1
 where the median error of a cell is larger than in reports/scores.csv by two points and a tenth, or where more rows are
-faster than their bound. ``--write`` keeps the scores of the tables that were read.
+faster than their bound. Where networks were timed compiled and not, it says for how many the model has the right sign.
+``--write`` keeps the scores of the tables that were read.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import pandas as pd
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 
-from memwall.bench.accuracy import ALL, held_out_rows, score  # noqa: E402
+from memwall.bench.accuracy import ALL, TimedRow, held_out_rows, score  # noqa: E402
 from memwall.core.errors import UsageError  # noqa: E402
 
 COMMITTED = ROOT / "reports" / "scores.csv"
 KEYS = ["table", "gpu", "kind", "dtype"]
+#: how the kind of a compiled network ends
+COMPILED = " compiled"
 #: a cell is worse where its median error grows by both
 WORSE_POINTS, WORSE_FACTOR = 0.02, 1.1
 #: share of the rows inside their 80 % interval that is wanted of sets with as many rows
@@ -72,12 +77,29 @@ def cells(path: Path, rows: int) -> Iterator[dict[str, object]]:
     except UsageError as error:
         print(f"scores: {error}", file=sys.stderr)
         return
+    if signs := compiling(rows_of):
+        print(f"{path.stem}: of {len(signs)} compiled networks {sum(signs)} have the right sign")
     for cell in (*score(rows_of), *score(replace(row, gpu=ALL, dtype=ALL) for row in rows_of)):
         yield {
             "table": path.stem, "gpu": cell.gpu, "kind": cell.op_class, "dtype": cell.dtype, "rows": cell.n,
             "median_error": cell.median_ape, "mean_error": cell.mape, "bias": cell.bias, "inside": cell.coverage,
             "beaten": cell.violations,
         }  # fmt: skip
+
+
+def compiling(rows: Sequence[TimedRow]) -> list[bool]:
+    """For each compiled network that was timed in eager execution too (the mean where by several versions of torch),
+    whether the model has the right one of both as the faster."""
+    eager = defaultdict[tuple[str, ...], list[TimedRow]](list)
+    for row in rows:
+        eager[row.gpu, row.op_class, row.dtype, row.shape].append(row)
+    pairs = [(row, eager.get((row.gpu, row.op_class.removesuffix(COMPILED), row.dtype, row.shape))) for row in rows]
+    return [
+        (row.measured_s < mean(each.measured_s for each in others))
+        == (row.modeled_s < mean(each.modeled_s for each in others))
+        for row, others in pairs
+        if others and row.op_class.endswith(COMPILED)
+    ]
 
 
 def worse_cells(before: pd.DataFrame, now: pd.DataFrame) -> pd.DataFrame:

@@ -4,6 +4,7 @@ import importlib.util
 
 import pandas as pd
 
+from memwall.bench.accuracy import TimedRow
 from tests.unit.places import ROOT
 
 
@@ -40,6 +41,16 @@ def test_intervals_of_many_rows_hold_seven_to_nine_of_ten():
     now = _cells(("few", "fp16", 49, 0.1, 0.1, 0), ("low", "fp16", 50, 0.1, 0.69, 0), ("ok", "fp16", 50, 0.1, 0.9, 0),
                  ("high", "fp16", 50, 0.1, 0.91, 0), ("none", "fp16", 50, 0.1, None, 0))  # fmt: skip
     assert list(scores.badly_covered(now)["kind"]) == ["low", "high"]
+
+
+def test_signs_of_compiling_are_of_networks_that_were_timed_both_ways():
+    """Eager by two versions 4 and 6 s, modeled 5 both: compiled in 4.5, modeled 4 is right; another in 7, modeled 4 is
+    wrong; one without eager is not counted."""
+    rows = [TimedRow("t", "4090", kind, "fp16", modeled, measured, shape=name) for kind, name, modeled, measured in (
+        ("infer", "a", 5, 4), ("infer", "a", 5, 6), ("infer compiled", "a", 4, 4.5), ("infer", "b", 5, 5),
+        ("infer compiled", "b", 4, 7), ("infer compiled", "c", 4, 7),
+    )]  # fmt: skip
+    assert scores.compiling(rows) == [True, False]
 
 
 def test_the_page_shows_the_committed_scores():
