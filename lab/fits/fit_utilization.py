@@ -28,7 +28,7 @@ from memwall.bench.accuracy.page import fits_table, value_table  # noqa: E402
 from memwall.bench.accuracy.refit import Constant, fit_gpu, tables_of, with_tables  # noqa: E402
 from memwall.core.errors import MemwallError, UsageError  # noqa: E402
 from memwall.core.files import write_whole  # noqa: E402
-from memwall.hardware.lookup import load_gpu, read_spec, spec_path  # noqa: E402
+from memwall.hardware.lookup import Gpu, load_gpu, read_spec, spec_path  # noqa: E402
 from memwall.report.document import Document, Section  # noqa: E402
 from memwall.report.text import to_text  # noqa: E402
 
@@ -39,26 +39,25 @@ def main() -> int:
         samples = read_all(options.files or sorted(Path(options.truth).glob("*.csv")))
         boards = by_board(samples)
         given = [load_gpu(name) for name in boards] if options.starts else []
-        fits = [
-            found
-            for gpu, of_gpu in boards.items()
-            if not options.gpu or gpu in options.gpu
-            for found in fit_gpu(
-                of_gpu,
-                search=not options.intervals,
-                wanted=lambda t: wanted(t, options.family),
-                others=[other for other in given if other.name != gpu],
-            )
-        ]
+        for gpu, of_gpu in boards.items():
+            if not options.gpu or gpu in options.gpu:
+                one_gpu(gpu, of_gpu, [other for other in given if other.name != gpu], options)
     except MemwallError as error:
         sys.stderr.write(f"fit_utilization: {error}\n")
         return error.exit_code
-    blocks = (fits_table(fits), *(() if options.intervals else map(value_table, fits)))
-    sys.stdout.write(to_text(Document("Constants fitted", (Section("", blocks),)), width=140))
-    if options.write:
-        for gpu in dict.fromkeys(found.target.gpu for found in fits):
-            write(gpu, [found for found in fits if found.target.gpu == gpu], intervals=options.intervals)
     return 0
+
+
+def one_gpu(name: str, samples: list[Sample], others: list[Gpu], options: argparse.Namespace) -> None:
+    """Fit the tables of a GPU, print what was found, and with ``--write`` state it in its file."""
+    fits = fit_gpu(
+        samples, search=not options.intervals, wanted=lambda target: wanted(target, options.family), others=others
+    )
+    blocks = (fits_table(fits), *(() if options.intervals else map(value_table, fits)))
+    sys.stdout.write(to_text(Document(f"Constants of {name}", (Section("", blocks),)), width=140))
+    sys.stdout.flush()
+    if options.write and fits:
+        write(name, fits, intervals=options.intervals)
 
 
 def _options() -> argparse.Namespace:

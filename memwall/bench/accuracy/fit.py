@@ -244,16 +244,17 @@ def _unseen(target: Target, gpu: Gpu, parts: Sequence[_Part]) -> list[Residual]:
     """Residuals of each part of the samples with the constants that the other parts tell, beginning from what is known
     without any."""
     kind, found = CONSTANTS[target.family], []
-    starts = dict.fromkeys((constants(kind, held_out_gpu(gpu), target.variant), kind()))
+    start = constants(kind, held_out_gpu(gpu), target.variant)
     given = random.Random(SEED).sample(parts, len(parts))
     for fold in range(FOLDS):
         rest = [part for i, part in enumerate(given) if i % FOLDS != fold]
-        searched = [_searched(kind, gpu, start, rest) for start in starts]
-        found += residuals(gpu, given[fold::FOLDS], min(searched, key=lambda known: _loss(_ratios(gpu, rest, known))))
+        found += residuals(gpu, given[fold::FOLDS], _searched(kind, gpu, start, rest, steps=(0.2,)))
     return found
 
 
-def _searched(kind: type[Constants], gpu: Gpu, start: Constants, parts: Sequence[_Part]) -> Constants:
+def _searched(
+    kind: type[Constants], gpu: Gpu, start: Constants, parts: Sequence[_Part], steps: Sequence[float] = (0.2, -0.1)
+) -> Constants:
     optimize: Any = need("scipy.optimize", "fit")
     if not (free := _free(kind)):
         return start
@@ -274,7 +275,7 @@ def _searched(kind: type[Constants], gpu: Gpu, start: Constants, parts: Sequence
         return _loss(_ratios(gpu, parts, at(point)))
 
     best = list(first)
-    for step in (0.2, -0.1):  # restart from where it ended, with a simplex to the other side
+    for step in steps:  # restart from where it ended, with a simplex to the other side
         best = _descend(optimize, loss, best, bounds, step)
     # A constant on which no sample depends keeps its value.
     least = loss(best)
