@@ -177,7 +177,8 @@ def with_nearest_constants(gpu: Gpu, others: Iterable[Gpu]) -> Gpu:
     compute capability, else one whose tensor cores multiply by the same instructions (Ampere, Ada and the RTX boards of
     Blackwell; Hopper; Blackwell's others), of these of the same architecture, else of the nearest generation of the
     same vendor; among these of the nearest peak. A table that was not scored on rows counts as further away
-    (:data:`_UNSCORED`). ``fitted_on`` names the GPU on whose rows a table was scored."""
+    (:data:`_UNSCORED`), and its gaps are filled; one that was is whole, and a GPU that lacks it has it whole.
+    ``fitted_on`` names the GPU on whose rows a table was scored."""
     tables: list[tuple[tuple[float, float, str], str, Gpu]] = []
     for other in others:
         generations, peaks, name = distance(gpu, other)
@@ -186,10 +187,13 @@ def with_nearest_constants(gpu: Gpu, others: Iterable[Gpu]) -> Gpu:
                 away = generations + (0.0 if table in other.fitted_on else _UNSCORED[generations > 0])
                 tables.append(((away, peaks, name), table, other))
     values, fitted_on = dict(gpu.utilization), dict(gpu.fitted_on)
-    own = {key.rpartition(".")[0] for key in values}
+    own, whole = {key.rpartition(".")[0] for key in values}, set(fitted_on)
     for _, table, other in sorted(tables, key=lambda item: item[:2]):
+        if table in whole:
+            continue
         if table in other.fitted_on and table not in own:
-            fitted_on.setdefault(table, other.name)
+            fitted_on[table] = other.name
+            whole.add(table)
         for key, number in _tables(other)[table].items():
             values.setdefault(key, number)
     return replace(gpu, utilization=dict(sorted(values.items())), fitted_on=dict(sorted(fitted_on.items())))

@@ -69,11 +69,16 @@ def test_the_most_similar_board_lends_its_constants():
     assert with_nearest_constants(newer, [OLD, COUSIN]).fitted_on == {"gemm.float16": "b"}
 
 
-def test_a_boards_own_constants_stay_and_the_rest_is_filled():
+def test_a_table_that_was_scored_is_whole_and_gaps_of_others_are_filled():
     mine = board("mine", "8.0", "ampere", plateau=0.9)
-    found = with_nearest_constants(mine, [OLD, SAME])
+    assert with_nearest_constants(mine, [OLD, SAME]).utilization == {"gemm.float16.plateau": 0.9}
+    derived = board("mine", "8.0", "ampere", scored=False, plateau=0.9)
+    found = with_nearest_constants(derived, [OLD, SAME])
     assert found.utilization == {"gemm.float16.plateau": 0.9, "gemm.float16.start_s": 1e-6}
-    assert found.fitted_on == {"gemm.float16": "mine"}
+    none = make_gpu("none", compute_capability="8.0", architecture="ampere")
+    assert with_nearest_constants(none, [COUSIN, SAME]).utilization == SAME.utilization
+    nearest = with_nearest_constants(make_gpu("none", compute_capability="8.6", architecture="ampere"), [COUSIN, SAME])
+    assert nearest.utilization == COUSIN.utilization
 
 
 def test_a_table_without_rows_of_its_own_comes_after_one_with_rows():
