@@ -135,7 +135,7 @@ def tables_of(fits: Iterable[Fit], source: str) -> dict[str, list[Constant]]:
         rows = source or ", ".join(found.datasets)
         said = f"fitted to {found.fitted} of {found.fitted + found.held_out} rows of {rows}"
         tables[found.target.table] = [
-            Constant(name, value, said if value != found.start.get(name) else f"as before it was {said}")
+            Constant(name, value, said if value != found.start.get(name) else f"unchanged when {said}")
             for name, value in found.values.items()
         ]
     return tables
