@@ -19,6 +19,8 @@ import pandas as pd
 ROOT = Path(__file__).parents[2]
 SCORES, PAGE = ROOT / "reports" / "scores.csv", ROOT / "docs" / "accuracy.md"
 BEGIN, END = "<!-- scores: python lab/reports/accuracy_page.py -->", "<!-- end of scores -->"
+#: fewest rows of a set whose intervals are judged
+LEAST_ROWS = 50
 _HEAD = ("what", "measured by", "GPUs", "rows", "median error %", "bias %", "inside %", "beaten")
 
 
@@ -88,7 +90,7 @@ def with_scores(text: str, scores: pd.DataFrame) -> str:
     marks = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
     if not marks.search(text):
         raise ValueError(f"{PAGE.name} has no {BEGIN}")
-    made = "\n\n".join([BEGIN, *sections(scores), END])
+    made = "\n\n".join([BEGIN, *sections(scores), intervals(scores), END])
     return marks.sub(lambda _: made, text)
 
 
@@ -109,6 +111,25 @@ def sections(scores: pd.DataFrame) -> Iterator[str]:
             yield "\n".join(
                 [f"### {section}", "", _line(_HEAD), _line(["---", "---", *["---:"] * 6]), *map(_line, rows)]
             )
+
+
+def intervals(scores: pd.DataFrame) -> str:
+    """A heading, a sentence and a table: how many sets of rows have intervals that hold what they should."""
+    of_one = scores[(scores["gpu"] != "all") & (scores["rows"] >= LEAST_ROWS) & (scores["inside"] != "")]
+    inside, places = of_one["inside"].astype(float), [TABLES[table].section for table in of_one["table"]]
+    rows = [
+        [section, *(str(int(own.between(low, high).sum())) for low, high in ((0, 1), (0.7, 0.9), (0.65, 0.95)))]
+        for section, own in inside.groupby(places, sort=False)
+    ]
+    return "\n".join(
+        [
+            "### Intervals of sets", "",
+            f"A set has {LEAST_ROWS} rows or more of one kind, dtype and GPU. Its interval should hold 70 to 90 % of them."
+            " Chance alone puts about one set of seven outside, because no more rows tell an interval than test it.", "",
+            _line(("sets", "all", "inside 70 to 90 %", "inside 65 to 95 %")), _line(["---", *["---:"] * 3]),
+            *map(_line, rows),
+        ]
+    )  # fmt: skip
 
 
 def _row(measured: Measured, cell: pd.Series, boards: int) -> list[str]:

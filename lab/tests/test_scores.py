@@ -53,6 +53,18 @@ def test_signs_of_compiling_are_of_networks_that_were_timed_both_ways():
     assert scores.compiling(rows) == [True, False]
 
 
+def test_sets_of_many_rows_are_counted_by_what_their_intervals_hold():
+    """49 rows and those of all GPUs are no set; 0.6, 0.68, 0.8 and 1 are four, one of them within 70 to 90 %."""
+    columns = ["table", "gpu", "kind", "rows", "inside"]
+    rows = [("deepbench_gemm", "t4", "a", 49, "0.8"), ("deepbench_gemm", "all", "a", 99, "0.8")]
+    rows += [
+        ("deepbench_gemm", "t4", kind, 50, inside)
+        for kind, inside in zip("bcde", ("0.6", "0.68", "0.8", "1"), strict=True)
+    ]
+    rows += [("nccl_collectives", "t4", "a", 99, "")]
+    assert page.intervals(pd.DataFrame(rows, columns=columns)).splitlines()[-1] == f"| {page.KERNELS} | 4 | 1 | 2 |"
+
+
 def test_the_page_shows_the_committed_scores():
     text = page.PAGE.read_text(encoding="utf-8")
     assert page.with_scores(text, pd.read_csv(page.SCORES, keep_default_na=False)) == text
