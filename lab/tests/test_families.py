@@ -257,11 +257,11 @@ def test_kernels_that_loop_have_an_interval_of_their_own():
 
 def test_the_interval_of_kernels_without_rows_is_narrow_on_a_gpu_that_has_some():
     gpu = load_gpu("h100-sxm")
-    assert interval(StreamConstants, gpu, "unmeasured") == (0.61, 2.34)
+    assert interval(StreamConstants, gpu, "unmeasured")[:2] == (0.61, 2.34)
     assert calibrated(StreamConstants, gpu, "unmeasured") == "datasheet only"
     own = {"stream.unmeasured.interval_low": 0.9, "stream.unmeasured.interval_high": 1.2}
     fitted = replace(gpu, utilization=gpu.utilization | own, fitted_on=gpu.fitted_on | {"stream.unmeasured": gpu.name})
-    assert interval(StreamConstants, fitted, "unmeasured") == (0.9, 1.2)
+    assert interval(StreamConstants, fitted, "unmeasured")[:2] == (0.9, 1.2)
     assert calibrated(StreamConstants, fitted, "unmeasured") == "yes"
 
 
