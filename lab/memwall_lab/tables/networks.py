@@ -197,10 +197,10 @@ class Classics(TableKind):
 
 #: precision of the table → dtype of model and pictures, bytes of a number
 _DTYPES: Mapping[str, tuple[str | None, int]] = {"fp16": ("fp16", 2), "fp32": (None, 4), "fp64": ("fp64", 8)}
-#: GPU of the table → the CPU and Python of its machine relative to bare-metal: about the median of what those rows of the
-#: A100 ask for that the host binds and that may be fitted to, 1.2 to 3.0; and the rate of the copy from pageable memory:
-#: what float32 pictures take longer than float16 in resnet18 and shufflenet_v2_x0_5 on the A100 (1.7 to 2.4 GB/s), 1.2
-#: ms by the header of the table on the other
+#: GPU of the table → the CPU and Python of its machine relative to bare-metal: about the median of what rows of the
+#: A100 ask for that the host binds and that may be fitted to, 1.2 to 3.0; and the rate of the copy from pageable
+#: memory: what float32 pictures take longer than float16 in resnet18 and shufflenet_v2_x0_5 on the A100 (1.7 to 2.4
+#: GB/s), 1.2 ms by the header of the table on the other
 _MACHINES = {"A100-SXM4-40GB": (1.9, 2e9), "GeForce RTX 2080 Ti": (1.9, 6e9)}
 
 TIMM = Networks("timm", "gpu torch phase precision layout compiled model batch img step_ms")
