@@ -11,9 +11,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 
-def constant(default: float, low: float, high: float, meaning: str) -> Any:
-    """A field of :class:`Constants`: the value without data, the range that a fit may use, and what it is."""
-    return field(default=default, metadata={"low": low, "high": high, "meaning": meaning})
+def constant(default: float, low: float, high: float, meaning: str, *, fit_low: float | None = None) -> Any:
+    """A field of :class:`Constants`: the value without data, the range that a file or a record may state, what it is,
+    and the least that a fit may find where files may state less."""
+    found = {"low": low, "high": high, "fit_low": low if fit_low is None else fit_low, "meaning": meaning}
+    return field(default=default, metadata=found)
 
 
 #: variant of a launch of any family that no row of any GPU shows
@@ -268,7 +270,9 @@ class WalkConstants(Constants):
     FOREIGN: ClassVar[tuple[float, float]] = (0.70, 1.29)
     UNKNOWN: ClassVar[tuple[float, float]] = (0.41, 2.20)
     plateau: float = constant(0.9, 0.01, 1.2, "fraction of the peak that a block's matmuls reach")
-    stream: float = constant(0.7, 0.3, 1.1, "fraction of the DRAM bandwidth that what is read and written once takes")
+    stream: float = constant(
+        0.7, 0.02, 1.1, "fraction of the DRAM bandwidth that what is read and written once takes", fit_low=0.3
+    )
     block_clk: float = constant(3000.0, 0.0, 5e4, "clocks of a block beside its steps")
     step_clk: float = constant(1000.0, 0.0, 5e4, "clocks of a step, which waits for the one before it")
     start_s: float = constant(2e-6, 0.0, 5e-5, "seconds of the shortest of its kernels, the launch included")

@@ -259,13 +259,13 @@ def _searched(
     if not (free := _free(kind)):
         return start
     # Each constant is searched in units of its present value; one that is next to nothing in twentieths of its range.
-    twentieths = [(f.metadata["high"] - f.metadata["low"]) / 20 for f in free]
+    twentieths = [(f.metadata["high"] - f.metadata["fit_low"]) / 20 for f in free]
     units = [
         value if (value := getattr(start, f.name)) > least / 50 else least
         for f, least in zip(free, twentieths, strict=True)
     ]
     first = [getattr(start, f.name) / unit for f, unit in zip(free, units, strict=True)]
-    bounds = [(f.metadata["low"] / unit, f.metadata["high"] / unit) for f, unit in zip(free, units, strict=True)]
+    bounds = [(f.metadata["fit_low"] / unit, f.metadata["high"] / unit) for f, unit in zip(free, units, strict=True)]
 
     def at(point: Sequence[float]) -> Constants:
         values = zip(free, point, units, bounds, strict=True)
