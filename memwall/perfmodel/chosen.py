@@ -27,7 +27,7 @@ _CAST_BACK, _FEW = 32, 16
 FP8_CACHED_BYTES = 656
 
 
-class Kernel(NamedTuple):
+class SparseKernel(NamedTuple):
     """``kind``: its constants. ``shared``: steps of all blocks are shared evenly among the multiprocessors.
     ``all_places``: it walks along places that none fills, too."""
 
@@ -36,14 +36,14 @@ class Kernel(NamedTuple):
     all_places: bool
 
 
-FLASHMLA = Kernel("sparse_prefill", shared=False, all_places=True)
-FLASHMLA_FILLED = Kernel("sparse_prefill", shared=False, all_places=False)
-FLASHMLA_FP8 = Kernel("sparse_decode", shared=True, all_places=True)
-TRTLLM_HOPPER = Kernel("sparse_rows", shared=False, all_places=True)
-TRTLLM = {"bfloat16": Kernel("sparse_gen", True, False), "fp8": Kernel("sparse_gen_fp8", True, False)}
+FLASHMLA = SparseKernel("sparse_prefill", shared=False, all_places=True)
+FLASHMLA_FILLED = SparseKernel("sparse_prefill", shared=False, all_places=False)
+FLASHMLA_FP8 = SparseKernel("sparse_decode", shared=True, all_places=True)
+TRTLLM_HOPPER = SparseKernel("sparse_rows", shared=False, all_places=True)
+TRTLLM = {"bfloat16": SparseKernel("sparse_gen", True, False), "fp8": SparseKernel("sparse_gen_fp8", True, False)}
 
 
-def kernel_of(launch: ChosenLatent, gpu: Gpu) -> Kernel | None:
+def kernel_of(launch: ChosenLatent, gpu: Gpu) -> SparseKernel | None:
     """The kernel of a launch; None: that of a short cache, whose latents are all attended to."""
     blackwell = chip_of(gpu).products == "tcgen05"
     is_fp8, is_decode, gen = (
