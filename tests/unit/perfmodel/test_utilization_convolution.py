@@ -77,7 +77,7 @@ def test_tiles_and_rounds_of_an_implicit_gemm():
     # 32 * 56 * 56 = 100,352 places = 784 x 128; 64 channels are one tile wide; 132 SMs: 5.94 waves
     facts = predict(launch(), load_gpu("h100-sxm")).facts
     assert (facts["way"], facts["m"], facts["n"], facts["k"]) == ("implicit GEMM", 100_352, 64, 576)
-    assert (facts["tile"], facts["tiles"]) == ((64, 128), 784)
+    assert (facts["tile"], facts["tiles"]) == ((128, 64), 784)
     assert 784 / 132 <= facts["rounds"] <= 6
 
 
@@ -129,7 +129,7 @@ def test_an_output_without_places_takes_no_time_and_divides_by_nothing():
 
 
 @pytest.mark.parametrize(("work", "words"), [
-    (launch(), ["100352x64x576", "784 tiles of 64x128", "132 SMs = 5.94 waves", "TFLOP/s"]),
+    (launch(), ["100352x64x576", "784 tiles of 128x64", "132 SMs = 5.94 waves", "TFLOP/s"]),
     (launch(FP32, cin=512, cout=512, hw=28), ["36 matmuls 1568x512x512", "between the stages"]),
     (launch(Pipe("vector", "float32"), cin=1, cout=1, groups=64), ["each of 64 channels", "window of 3x3"]),
     (launch(role="weight"), ["with k split in"]),
