@@ -61,12 +61,18 @@ def index_scores_paged(pairs: int, queries: int, held: int, heads: int, size: in
 
 
 @lru_cache(maxsize=1 << 16)
-def choice(rows: int, length: int, chosen: int, *, flat: bool = False) -> Cost:
+def choice(rows: int, shortest: int, longest: int, chosen: int, *, flat: bool = False) -> Cost:
     """The ``chosen`` largest of each of ``rows`` rows of float32 scores, a block each; ``flat``: all are equal, and the
-    radix passes go on to the last digit."""
-    read, write = 4 * rows * length, 4 * rows * min(chosen, length)
+    radix passes go on to the last digit. Lengths of rows are spread evenly; a row of no more than ``chosen`` scores is
+    not searched: its places are written as they are (SGLang's ``fast_topk``)."""
+    lengths = longest - shortest + 1
+    searched = min(max(longest - chosen, 0), lengths)  # lengths that are searched, of these
+    mean = searched / lengths * (longest - (searched - 1) / 2)
+    read, write = round(4 * rows * mean), 4 * rows * min(chosen, longest)
     kind = "top_k_flat" if flat else "top_k"
-    work = Walk(kind=kind, blocks=rows, steps=length / _CHOICE_STEP, per_sm=2, read_bytes=read, write_bytes=write)
+    steps = longest / _CHOICE_STEP if searched else 0
+    work = Walk(kind=kind, blocks=rows, steps=steps, mean_steps=mean / _CHOICE_STEP, per_sm=2, read_bytes=read)
+    work = replace(work, write_bytes=write)
     return Cost({}, read, write, launches=(work,))
 
 

@@ -126,7 +126,7 @@ def _sparse(record: Record) -> Call:
             return _call("index paged", "fp8", f"q={rows},k={keys}", cost)
         case "glm5_topk_module":
             flat = record["score_mode"] == "flat"
-            cost = sparse.choice(rows, keys, _CHOSEN, flat=flat)
+            cost = sparse.choice(rows, before + 1, keys, _CHOSEN, flat=flat)
             return _call("top-k" + " flat" * flat, "float32", f"m={rows},k={keys}", cost)
         case "glm5_dsa_attn_module":
             cost = served_calls.latent_chosen(batch, new, heads, keys, _CHOSEN)

@@ -99,7 +99,7 @@ def _index(shape: _Shape, batch: int, new: int, keys: int) -> Iterator[Cost]:
         yield sparse.index_scores_paged(rows * keys, rows, batch * keys, shape.index)
     else:
         yield sparse.index_scores(batch, shape.index, new, keys)
-    yield sparse.choice(rows, keys, shape.chosen)
+    yield sparse.choice(rows, keys - new + 1, keys, shape.chosen)
 
 
 def _attention(

@@ -142,7 +142,8 @@ class Index(StepKernel):
                 found += sparse_attention.index_scores_paged(rows * held, rows, batch * held, self.heads, self.size)
             else:
                 found += sparse_attention.index_scores(batch, self.heads, new, keys, self.size, ratio=self.ratio)
-            found += sparse_attention.choice(rows, held, self.top_k)
+            shortest = max((keys - new + 1) // self.ratio, 1)
+            found += sparse_attention.choice(rows, shortest, held, self.top_k)
         return found
 
     def kv_bytes(self, tokens: int, layout: Layout) -> int:

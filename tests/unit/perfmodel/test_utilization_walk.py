@@ -107,6 +107,15 @@ def test_sparse_attention_walks_along_all_places_for_a_choice():
     assert cost.read_bytes == 2 * 300 * 576 + 2 * 10 * 64 * 576 + 4 * 10 * 300
 
 
+def test_rows_that_are_no_longer_than_what_is_chosen_are_not_searched():
+    """Four rows of 100, 101, 102 and 103 scores, of each the 101 largest: 205 scores of two rows are read."""
+    (work,) = sparse.choice(4, 100, 103, 101).launches
+    assert (work.blocks, work.read_bytes, work.write_bytes) == (4, 4 * 205, 4 * 4 * 101)
+    assert work.mean_steps == pytest.approx(205 / 4 / 1024)
+    (none,) = sparse.choice(4, 98, 101, 101).launches
+    assert (none.steps, none.read_bytes) == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("engine", "cache", "heads", "queries", "on_h100", "on_b200"),
     [
