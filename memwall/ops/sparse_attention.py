@@ -19,7 +19,7 @@ _FP8, _HALF = Pipe("tensor", "fp8"), Pipe("tensor", "bfloat16")
 #: rows of heads and keys of a step of DeepGEMM's index
 _INDEX_ROWS, _INDEX_KEYS = 128, 256
 #: query heads of a block and keys of a step of FlashMLA's sparse kernels
-_SPARSE_HEADS, _SPARSE_KEYS = 64, 64
+SPARSE_HEADS, SPARSE_KEYS = 64, 64
 #: numbers of a row that the blocks of the choice take in a step, and bytes that those of a cast do
 _CHOICE_STEP, _CAST_BYTES = 1024, 4096
 
@@ -100,16 +100,16 @@ def sparse_window(
     of four sequences."""
     held = min(keys, queries + window) + entries
     later = round(queries * entries * (1 - (queries - 1) / (2 * keys)))  # entries that queries see, made as they go on
-    steps = ceil(min(keys, window) / _SPARSE_KEYS) + ceil(entries / _SPARSE_KEYS)
-    blocks, rows = batch * queries * ceil(heads / _SPARSE_HEADS), batch * queries * heads
+    steps = ceil(min(keys, window) / SPARSE_KEYS) + ceil(entries / SPARSE_KEYS)
+    blocks, rows = batch * queries * ceil(heads / SPARSE_HEADS), batch * queries * heads
     read, write = batch * held * cached_bytes + 2 * rows * size, 2 * rows * size
     is_prompt = queries > 1
     passes, gathered = (ceil(batch / _PASS), 2 * batch * held * size) if is_prompt else (1, 0)
-    mean = ceil(min(keys, window) / _SPARSE_KEYS) + later / queries / _SPARSE_KEYS
+    mean = ceil(min(keys, window) / SPARSE_KEYS) + later / queries / SPARSE_KEYS
     work = Walk(
         kind="sparse_window", blocks=blocks, steps=steps, mean_steps=mean, pipe=_HALF, passes=passes,
-        count=_CALL_KERNELS + (passes * _PASS_KERNELS if is_prompt else 1), paired=ceil(heads / _SPARSE_HEADS),
-        flops=int(2 * blocks * mean * _SPARSE_HEADS * _SPARSE_KEYS * 2 * size),
+        count=_CALL_KERNELS + (passes * _PASS_KERNELS if is_prompt else 1), paired=ceil(heads / SPARSE_HEADS),
+        flops=int(2 * blocks * mean * SPARSE_HEADS * SPARSE_KEYS * 2 * size),
         read_bytes=read + gathered, write_bytes=write + gathered,
     )  # fmt: skip
     pairs = pairs_of(queries, keys, min(window, keys)) + later

@@ -18,13 +18,10 @@ from memwall.hardware.chips import chip_of
 from memwall.hardware.gpu import Gpu
 from memwall.ops.launches import Launch, Walk
 from memwall.ops.serving import ChosenLatent
+from memwall.ops.sparse_attention import SPARSE_HEADS, SPARSE_KEYS
 
-#: query heads of a block and keys of a step
-HEADS, KEYS = 64, 64
 #: heads on a GPU from which vLLM casts an fp8 cache of prompts back, and up to which it takes FlashInfer's kernels
 _CAST_BACK, _FEW = 32, 16
-#: bytes of a latent in FlashMLA's fp8 cache: 512 fp8 numbers, their scales, 64 in bfloat16
-FP8_CACHED_BYTES = 656
 
 
 class SparseKernel(NamedTuple):
@@ -46,11 +43,8 @@ TRTLLM = {"bfloat16": SparseKernel("sparse_gen", True, False), "fp8": SparseKern
 def kernel_of(launch: ChosenLatent, gpu: Gpu) -> SparseKernel | None:
     """The kernel of a launch; None: that of a short cache, whose latents are all attended to."""
     blackwell = chip_of(gpu).products == "tcgen05"
-    is_fp8, is_decode, gen = (
-        launch.cache == "fp8",
-        launch.dense is not None,
-        TRTLLM.get(launch.cache, TRTLLM["bfloat16"]),
-    )
+    is_fp8, is_decode = launch.cache == "fp8", launch.dense is not None
+    gen = TRTLLM["fp8" if is_fp8 else "bfloat16"]
     match launch.engine:
         case "vllm" if blackwell and (is_fp8 or launch.heads <= _FEW):
             return None if is_decode else gen
@@ -77,14 +71,14 @@ def as_walk(launch: ChosenLatent, gpu: Gpu) -> Launch:
         assert launch.dense is not None
         return launch.dense
     filled = launch.pairs / launch.rows
-    steps = ceil((launch.chosen if kernel.all_places else filled) / KEYS)
-    blocks = launch.rows * ceil(launch.heads / HEADS)
-    flops = 2 * blocks * steps * HEADS * KEYS * (launch.size + launch.value)
+    steps = ceil((launch.chosen if kernel.all_places else filled) / SPARSE_KEYS)
+    blocks = launch.rows * ceil(launch.heads / SPARSE_HEADS)
+    flops = 2 * blocks * steps * SPARSE_HEADS * SPARSE_KEYS * (launch.size + launch.value)
     return Walk(
         kind=kernel.kind,
         blocks=blocks * steps if kernel.shared else blocks,
         steps=1 if kernel.shared else steps,
-        paired=ceil(launch.heads / HEADS),
+        paired=ceil(launch.heads / SPARSE_HEADS),
         pipe=Pipe("tensor", "fp8" if kernel.kind == "sparse_gen_fp8" else "bfloat16"),
         flops=flops,
         read_bytes=launch.read_bytes,

@@ -278,8 +278,8 @@ def _is_strided_gradient(launch: Convolution) -> bool:
 def _has_matmuls_loop(launch: Convolution, gpu: Gpu, pipe: Pipe) -> bool:
     """Whether the library's implicit GEMMs are its matmuls with another way to load: of two bytes an element on Ampere
     and Ada (CUTLASS's, named sm80_xmma_fprop). Hopper's and Blackwell's matmuls multiply by instructions that these
-    have not: with their constants six modules of an H200 are 57 % too fast in the mean, with those of implicit GEMMs
-    44 (profiles/measured/h200/families_times.csv)."""
+    have not: with their constants six modules of an H200 are 57 % too fast in the mean, with the constants of implicit
+    GEMMs 44 (profiles/measured/h200/families_times.csv)."""
     chip = chip_of(gpu)
     return pipe.engine == "tensor" and launch.itemsize == 2 and not chip.sliced_channels and chip.products == "mma"
 
