@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
 from memwall.core.question import completed, signature_of
+from memwall.frontend.program import Program, TraceOptions, TraceResult
 from memwall.frontend.targets.seeds import seeded
 from memwall.frontend.targets.sizes import MODES, split_sizes
 from memwall.fusion import check_policies
@@ -31,14 +32,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from memwall.frontend.targets import Workload
-    from memwall.frontend.torch import TraceOptions, TraceResult
 
 Names = str | Gpu | Iterable[str | Gpu]
 
 
 @signature_of(Step)
 def profile(
-    module_or_target: nn.Module | Workload | str | Path,
+    module_or_target: nn.Module | Workload | Program | str | Path,
     inputs: Any = None,
     *,
     gpu: Names | None = None,
@@ -69,12 +69,10 @@ def profile(
     _check_step(asked, gpus)
     check_policies(policy_names(policy), gpus)
     with uncollected(), seeded(), started(asked["world"], asked["rank"], gpus[0]):
-        from memwall.frontend.torch import trace
-
-        workload = workload_of(module_or_target, asked, gpus[0], inputs, loss)
+        workload = subject_of(module_or_target, asked, gpus[0], inputs, loss)
         say(f"tracing {workload.name}")
         compiled = set(policy_names(policy)) == {"inductor"}
-        traced = trace(workload, replace(_trace_options(asked, gpus[0]), compiled=compiled), say)
+        traced = _traced(workload, replace(_trace_options(asked, gpus[0]), compiled=compiled), say)
         result = profile_of(traced)
         result = _with_other_kernels(_alone(result, asked["world"]).on(gpus), asked["attention"])
         if doubt := of_another_gpu(result, gpus):
@@ -101,8 +99,6 @@ def _check_step(asked: Step, gpus: Sequence[Gpu]) -> None:
 
 def _trace_options(asked: Step, gpu: Gpu) -> TraceOptions:
     """How a step is traced for a GPU."""
-    from memwall.frontend.torch import TraceOptions
-
     assume, attention = asked["assume"], asked["attention"]
     return TraceOptions(
         mode=asked["mode"],
@@ -116,6 +112,15 @@ def _trace_options(asked: Step, gpu: Gpu) -> TraceOptions:
         gradients=asked["mode"] == "forward" and not asked["no_grad"],
         assume=(assume,) if isinstance(assume, str) else tuple(assume),
     )
+
+
+def _traced(subject: Workload | Program, options: TraceOptions, say: Callable[[str], None]) -> TraceResult:
+    """The trace of a torch workload, or of a program by its own front end."""
+    if isinstance(subject, Program):
+        return subject.traced(options)
+    from memwall.frontend.torch import trace
+
+    return trace(subject, options, say)
 
 
 def _alone(made: Profile, world: int | None) -> Profile:
@@ -173,14 +178,17 @@ def _simulated(traced: Profile, gpus: Sequence[Gpu], policies: Sequence[str], cu
 
 def profile_of(traced: TraceResult) -> Profile:
     """The profile of what was traced, on no GPU yet."""
-    import torch
+    versions = dict(traced.versions)
+    if not versions:
+        import torch
 
+        versions = {"torch": torch.__version__.partition("+")[0]}
     return Profile(
         workload=traced.workload,
         graphs=(traced.graph,),
         costs=(graph_costs(traced.graph),),
         traced=Traced(**vars(traced.facts)),
-        environment={"torch": torch.__version__.partition("+")[0]},
+        environment=versions,
         attention=traced.attention,
     )
 
@@ -212,8 +220,6 @@ def with_capture(made: Profile, workload: Workload, options: Mapping[str, Any], 
         options: those it was traced with, as for :func:`profile`; others are ignored.
         others: inputs of further calls, as a workload holds them.
     """
-    from memwall.frontend.torch import TraceOptions
-
     keys = ("mode", "dtype", "autocast", "real", "max_ops", "assume")
     given = {key: options[key] for key in keys if options.get(key) is not None}
     gpu = made.gpus[0] if made.gpus else None
@@ -353,9 +359,19 @@ def policy_names(policy: str | Iterable[str]) -> tuple[str, ...]:
 def workload_of(
     target: Any, step: Mapping[str, Any], gpu: Gpu, inputs: Any = None, loss: Callable[[Any], Any] | None = None
 ) -> Workload:
-    """The workload of a target, made for a GPU; ``step`` has options of a step, the others are arguments and errors as
-    of :func:`profile`."""
-    from memwall.frontend.targets import Workload, resolve
+    """The workload of a target, as :func:`subject_of`; a UsageError where it is another program."""
+    found = subject_of(target, step, gpu, inputs, loss)
+    if isinstance(found, Program):
+        raise UsageError(f"{found.target} is {found.kind}, and this needs a PyTorch module")
+    return found
+
+
+def subject_of(
+    target: Any, step: Mapping[str, Any], gpu: Gpu, inputs: Any = None, loss: Callable[[Any], Any] | None = None
+) -> Workload | Program:
+    """The workload or the program of a target, made for a GPU; ``step`` has options of a step, the others are arguments
+    and errors as of :func:`profile`."""
+    from memwall.frontend.targets import Workload, named
     from memwall.frontend.targets.target import is_saved
 
     sizes, optimizer = split_sizes(step)[0], step.get("optimizer", "adamw")
@@ -372,9 +388,13 @@ def workload_of(
                 f"{target} is a saved profile, traced already: read it with memwall.Profile.load({str(target)!r}), and"
                 " put it on other GPUs with memwall.compare(profile, gpu=[...])"
             )
-        workload = resolve(str(target), **sizes, input_specs=specs, mode=mode, gpu=gpu)
+        workload = named(str(target), **sizes, input_specs=specs, mode=mode, gpu=gpu)
+        if isinstance(workload, Program):
+            return workload
         if inputs is not None:
             workload = replace(workload, inputs=inputs, samples=None)
+    elif isinstance(target, Program):
+        return target
     elif isinstance(target, Workload):
         workload = target
     else:

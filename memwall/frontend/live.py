@@ -26,15 +26,15 @@ from memwall.core import compat
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
 from memwall.frontend.facts import TraceFacts, noted
+from memwall.frontend.program import TraceResult, described
 from memwall.frontend.torch.build import fused_everywhere
 from memwall.frontend.torch.dispatch.attention_kinds import lowered
 from memwall.frontend.torch.dispatch.cuda_forms import CudaForms, RealForms
 from memwall.frontend.torch.dispatch.library_answers import library_answers
 from memwall.frontend.torch.dispatch.origin import ModuleTimeline, module_calls, module_names
 from memwall.frontend.torch.dispatch.recorder import Recorder
-from memwall.frontend.torch.dispatch.tensors import flat_tensors, is_wrapper, plain_parts
+from memwall.frontend.torch.dispatch.tensors import dtype_name, flat_tensors, is_wrapper, plain_parts
 from memwall.frontend.torch.dispatch.triton_calls import triton_calls
-from memwall.frontend.torch.options import TraceResult, described
 from memwall.frontend.torch.process.settings import inference_mode_as_no_grad
 from memwall.frontend.torch.run import exclusive
 from memwall.hardware.torch_versions import NEWEST, TORCH
@@ -307,5 +307,6 @@ class LiveTrace:
         facts = TraceFacts(device=recorder.device, torch=self.attention.torch.name, notes=noted((), self.assumed))
         mode = "inference" if all(op.phase == "forward" for op in graph.ops) else "training"
         name = ", ".join(self.roots) or "trace"
-        traced = described(graph, recorder.counted, name=name, target="", mode=mode, optimizer=optimizer)
+        sizes = [(dtype_name(each.dtype), each.numel()) for each in recorder.counted]
+        traced = described(graph, sizes, name=name, target="", mode=mode, optimizer=optimizer)
         return TraceResult(graph, traced, facts, attention)

@@ -26,7 +26,8 @@ from memwall.core.errors import MemwallError, NeedsData
 from memwall.core.graph import Graph, Op
 from memwall.core.process import FORKS, HOME, Child, Lost, environment
 from memwall.core.units import counted
-from memwall.frontend.targets import Workload, resolve
+from memwall.frontend.program import Program
+from memwall.frontend.targets import Workload, named
 from memwall.frontend.targets.blame import blame
 from memwall.frontend.targets.seeds import seeded
 from memwall.frontend.targets.sizes import split_sizes
@@ -315,7 +316,7 @@ def _trace(job: TraceJob) -> TraceOutcome:
     sizes, options = split_sizes(job.options)
     specs = options.pop("input_specs", ())
     try:
-        workload = resolve(job.target, **sizes, input_specs=specs, mode=options.get("mode", "inference"))
+        workload = named(job.target, **sizes, input_specs=specs, mode=options.get("mode", "inference"))
     except MemwallError as error:  # one that the user's code raised has a cause
         return TraceOutcome(job.name, None, str(error), absent=error.__cause__ is None)
     except BaseException as error:
@@ -325,7 +326,7 @@ def _trace(job: TraceJob) -> TraceOutcome:
         count = distinct_ops(found.graph) if job.breaks or notes else 0
         if count > MOST_UNASKED and not job.asked:
             notes.append(f"no capture: TorchDynamo would take {count:,} ops one by one")
-        elif job.breaks or notes:
+        elif (job.breaks or notes) and not isinstance(workload, Program):
             found = with_capture(found, workload, options)
             captured = found.traced.dynamo
             if captured is not None and captured.failure:
@@ -337,11 +338,13 @@ def _trace(job: TraceJob) -> TraceOutcome:
     return TraceOutcome(job.name, found, notes=tuple(notes), real=bool(options.get("real")))
 
 
-def _profile(workload: Workload, job: TraceJob, options: dict[str, Any], notes: list[str]) -> Profile:
+def _profile(workload: Workload | Program, job: TraceJob, options: dict[str, Any], notes: list[str]) -> Profile:
     """The profile; on real tensors where the model reads them and they are not too many."""
     try:
         return profile(workload, gpu=job.gpus, policy=job.policies, **options)
     except NeedsData as error:
+        if isinstance(workload, Program):
+            raise
         from memwall.frontend.torch.build import build_module
 
         module = build_module(workload.model, "meta", lambda message: None).module
@@ -352,7 +355,7 @@ def _profile(workload: Workload, job: TraceJob, options: dict[str, Any], notes: 
         return profile(workload, gpu=job.gpus, policy=job.policies, **options)
 
 
-def _with_ranks(made: Profile, workload: Workload, job: TraceJob, options: dict[str, Any]) -> Profile:
+def _with_ranks(made: Profile, workload: Workload | Program, job: TraceJob, options: dict[str, Any]) -> Profile:
     """The profile with the figures of the other ranks that differ, where no rank was asked for."""
     if "world" not in options or "rank" in options:
         return made

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from memwall.frontend.targets.blame import blame
 from memwall.frontend.targets.contract import Workload
-from memwall.frontend.targets.target import is_target, resolve
+from memwall.frontend.targets.target import is_target, named, resolve
 
-__all__ = ["Workload", "blame", "is_target", "resolve"]
+__all__ = ["Workload", "blame", "is_target", "named", "resolve"]

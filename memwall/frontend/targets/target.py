@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from memwall.core.errors import UsageError, nearest
+from memwall.frontend.program import Program
 from memwall.frontend.targets.contract import Source, Workload, by_contract, by_name
 from memwall.frontend.targets.loading import importable, load_file, load_module
 from memwall.frontend.targets.sizes import check_mode, read_sizes
@@ -53,15 +54,30 @@ def split_target(target: str) -> Parts:
     return Parts("module", place, name) if colon else Parts("module", target, "")
 
 
-def resolve(
+def resolve(target: str, **how: Any) -> Workload:
+    """The workload that a target names, for what needs a torch module; arguments and errors as of :func:`named`.
+
+    Raises:
+        UsageError: it is another program.
+    """
+    found = named(target, **how)
+    if isinstance(found, Program):
+        raise UsageError(
+            f"{target} is {found.kind}, and this needs a PyTorch module; profile, compare, sweep and gate take it"
+        )
+    return found
+
+
+def named(
     target: str,
     *,
     input_specs: Sequence[str] = (),
     mode: str = "inference",
     gpu: Gpu | str | None = DEFAULT_GPU,
     **given: Any,
-) -> Workload:
-    """The workload that a target names. Runs the user's file, but calls none of its functions except ``workload()``.
+) -> Workload | Program:
+    """The workload or the program that a target names. Runs the user's file, but calls none of its functions except
+    ``workload()``.
 
     ``given`` are some of :data:`memwall.frontend.targets.sizes.SIZES`, such as ``batch`` and ``seq``; they are passed
     to the file's functions that take them; ``input_specs`` are strings such as

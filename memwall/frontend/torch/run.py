@@ -16,6 +16,7 @@ from memwall.core.graph import SERVING, Graph
 from memwall.frontend.blocks.replay import Replayer
 from memwall.frontend.blocks.template import ReplayMismatch
 from memwall.frontend.facts import AskedGpu, Pipeline, TraceFacts, noted
+from memwall.frontend.program import TraceOptions, TraceResult, described
 from memwall.frontend.targets import Workload
 from memwall.frontend.targets.contract import parameters_of
 from memwall.frontend.targets.seeds import seed_all, undrawn
@@ -41,10 +42,10 @@ from memwall.frontend.torch.dispatch.recorder import Recorder, UnexpectedCall
 from memwall.frontend.torch.dispatch.scans import few_steps
 from memwall.frontend.torch.dispatch.shapes import SparseCopies
 from memwall.frontend.torch.dispatch.state_kernels import state_kernels
-from memwall.frontend.torch.dispatch.tensors import flat_tensors, is_wrapper, plain_parts
+from memwall.frontend.torch.dispatch.tensors import dtype_name, flat_tensors, is_wrapper, plain_parts
 from memwall.frontend.torch.dispatch.triton_calls import triton_calls
 from memwall.frontend.torch.losses import backward, forward_step, scalar_loss, tensors_in
-from memwall.frontend.torch.options import TraceOptions, TraceResult, described, parse_dtype
+from memwall.frontend.torch.options import parse_dtype
 from memwall.frontend.torch.process.caches import empty_caches
 from memwall.frontend.torch.process.copies import COMPILED, is_lazy, shaping
 from memwall.frontend.torch.process.cuda_answers import cuda_answers
@@ -306,7 +307,7 @@ class _TracedStep:
         known = self.workload.samples
         traced = described(
             graph,
-            self.parameters,
+            [(dtype_name(each.dtype), each.numel()) for each in self.parameters],
             name=self.workload.name,
             target=self.workload.target,
             mode=self.options.mode,
