@@ -53,6 +53,9 @@ WINGS: Mapping[str, Wing] = {
         policies={"inductor": "compiled.inductor_plan", "max-autotune": "autotuned.autotuned_plan"},
         parts={**_each("compiled", "kernels_of plan_of"), **_each("dynamo.run", "capture")},
     ),
+    "xla": Wing(
+        about="what XLA would compile a JAX program to, for a device that is not there",
+    ),
     "fuse": Wing(
         about="what fusion would win, what it misses and why, and the code of it",
         records={

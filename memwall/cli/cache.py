@@ -17,6 +17,7 @@ _KEPT = {
     "traces of sweeps": ("traces/*.kept",),
     "the GPUs' files as read": ("gpus.kept",),
     "compiled kernels": ("compiled/**/*",),
+    "programs that XLA compiled": ("xla/*.kept",),
     "files of older versions": ("*.pickle", "traces/*.pickle"),
 }
 
