@@ -155,6 +155,44 @@ class Cpu:
         return None
 
 
+# -- a TPU -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tpu:
+    """A TensorCore as XLA uses it, and how chips are joined. A chip has ``sm_count`` TensorCores."""
+
+    #: matrix units of a TensorCore, and the rows and columns of the weights that one holds
+    matrix_units: Whole
+    matrix_side: Whole
+    #: rows of activations in whose time a unit loads its next weights; fewer take as long
+    load_rows: Whole
+    #: the vector unit: lanes, sublanes, and the ALUs of each
+    lanes: Whole
+    sublanes: Whole
+    vector_alus: Whole
+    #: rows of the tiles to which XLA pads arrays of 16 bits
+    sublanes_16_bit: Whole
+    #: of a TensorCore
+    vmem_bytes: Whole
+    #: axes of the torus; bytes/s of a link, one way, of which a chip has two along each axis; an axis whose length is a
+    #: multiple of ``ici_ring`` is a ring (of three axes: where all are); most chips along one; seconds of a hop
+    ici_axes: Whole
+    ici_bytes_per_s: Positive
+    ici_ring: Whole
+    ici_most: Whole
+    ici_hop_s: Positive
+    #: chips of a host, and bytes/s of its network, one way
+    host_chips: Whole
+    dcn_bytes_per_s: Positive
+
+    def tile(self, itemsize: float) -> tuple[int, int]:
+        """Rows and columns to which XLA pads the last two axes of an array. Sublanes have 32 bits and hold several
+        narrower numbers; whether those of 16 bits fill them is said."""
+        rows = {2: self.sublanes_16_bit}.get(int(itemsize), self.sublanes * max(int(4 / itemsize), 1))
+        return rows, self.lanes
+
+
 # -- a GPU -------------------------------------------------------------------------------------------------------------
 
 REQUIRED: Any = object()
@@ -216,6 +254,8 @@ class Gpu:
     fitted_on: Mapping[str, Line] = field(default_factory=dict)
     #: what a CPU's kernels reach; None on a GPU
     cpu: Cpu | None = None
+    #: a TPU's units and links; None on others
+    tpu: Tpu | None = None
     #: what issues its kernels: no property of the GPU, so files state none
     host: Host = field(default_factory=default_host)
     #: DRAM bytes/s that the loads in flight of one multiprocessor reach: its share of the bandwidth that the GPU was
@@ -287,7 +327,7 @@ class Gpu:
         """Plain JSON types in a fixed order; :meth:`from_dict` reads it back."""
         record: dict[str, Any] = write(self)
         del record["sm_bytes_per_s"]
-        for name in ("cpu", "cluster", "run_clock_hz", "max_clock_hz"):
+        for name in ("cpu", "tpu", "cluster", "run_clock_hz", "max_clock_hz"):
             if not getattr(self, name):
                 del record[name]
         return record

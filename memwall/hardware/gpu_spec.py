@@ -31,6 +31,7 @@ from memwall.hardware.gpu import (
     REQUIRED,
     Cpu,
     Gpu,
+    Tpu,
     host_of,
 )
 
@@ -66,6 +67,7 @@ _KEYS: Mapping[str, tuple[Check, Any]] = {
     **{f"cpu.{name}": (checks_of(Cpu)[name], None) for name in _CPU_NUMBERS},
     **{f"cpu.{table}.{name}": (whole if table == "cache_bytes" else positive, None)
        for table, names in _CPU_TABLES.items() for name in names},
+    **{f"tpu.{name}": (check, None) for name, check in checks_of(Tpu).items()},
     **{f"utilization.{name}": (check, None) for name, check in CONSTANT_CHECKS.items()},
 }  # fmt: skip
 
@@ -175,6 +177,10 @@ def _gpu(spec: _Spec) -> Gpu:
     cpu: dict[str, Any] = {name: spec.table(f"cpu.{name}") for name in _CPU_TABLES}
     cpu |= {name: spec.values[f"cpu.{name}"] for name in _CPU_NUMBERS if f"cpu.{name}" in spec.values}
     runs_here = Cpu(**cpu) if spec.table("cpu") else None
+    tpu = spec.table("tpu")
+    for name in checks_of(Tpu) if tpu else ():
+        if name not in tpu:
+            raise UsageError(f"{spec.at(f'tpu.{name}')}: is missing")
     values |= {
         "full_name": values["full_name"] or values["name"],
         "l2_bytes_per_s": values["l2_bytes_per_s"] or values["dram_bytes_per_s"],
@@ -184,6 +190,7 @@ def _gpu(spec: _Spec) -> Gpu:
         "utilization": constants,
         "fitted_on": {table: values["name"] for table, _, name in scored if name == "interval_low"},
         "cpu": runs_here,
+        "tpu": Tpu(**tpu) if tpu else None,
         "host": host_of(spec.get("host.dispatch_s"), runs_here),
     }
     return Gpu(**values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import memwall.report.columns as col
 from memwall.analysis.machines import Machine, best_peak, machines_of
@@ -84,7 +84,12 @@ class GpuReport(Report):
             ("release", gpu.release or col.NOTHING),
             ("calibration", gpu.calibration),
         )
-        tables = [_peaks_table(gpu), _numbers_table(gpu), *([_utilization_table(gpu)] if gpu.utilization else [])]
+        tables = [
+            _peaks_table(gpu),
+            _numbers_table(gpu),
+            *_tpu_tables(gpu),
+            *([_utilization_table(gpu)] if gpu.utilization else []),
+        ]
         return Document(gpu.full_name, (Section("", (facts, *tables)),))
 
 
@@ -153,6 +158,20 @@ def _numbers_table(gpu: Gpu) -> Table:
     ]
     table = [(name, value, _source(gpu, key)) for name, value, key in rows]
     return col.listing("Memory, power, host", table, "number: 0, value: 1 right, source: 2 prose")
+
+
+#: how a number of a TPU is written, by the end of its name
+_WRITTEN = {"_bytes_per_s": bandwidth, "_bytes": size, "_s": duration}
+
+
+def _tpu_tables(gpu: Gpu) -> list[Table]:
+    """The units and links of a TPU."""
+    rows = []
+    for name, value in asdict(gpu.tpu).items() if gpu.tpu else ():
+        write = next((write for end, write in _WRITTEN.items() if name.endswith(end)), str)
+        rows.append((name.replace("_", " "), write(value), _source(gpu, f"tpu.{name}")))
+    listed = col.listing("TensorCore and links", rows, "number: 0, value: 1 right, source: 2 prose")
+    return [listed] if rows else []
 
 
 #: the two GPUs between which the wall is usually shown
