@@ -51,14 +51,15 @@ class Flow:
         return {storage: version for version, storage in reversed([*enumerate(self.storage)])}
 
     def unused(self, graph: Graph) -> frozenset[int]:
-        """Forward ops whose results nothing needs, directly or through other such ops: a compiler removes them, eager
-        runs them. Messages to other GPUs are needed, and so is what nothing reads in backward: gradients of the model's
-        inputs, which the caller gets."""
+        """Copies of views, and forward ops whose results nothing needs, directly or through other such ops: a compiler
+        removes them, eager runs them. Messages to other GPUs are needed, and so is what nothing reads in backward:
+        gradients of the model's inputs, which the caller gets."""
         needed = set(self.kept)
         found = set()
         for op in reversed(graph.ops):
             made = {version for _, version in self.writes[op.id]}
-            if made and needed.isdisjoint(made) and op.phase == "forward" and "c10d" not in op.name:
+            is_needed = not made or not needed.isdisjoint(made) or op.phase != "forward" or "c10d" in op.name
+            if op.is_view or not is_needed:
                 found.add(op.id)
                 continue
             needed.update(version for _, version in self.reads[op.id])

@@ -234,6 +234,11 @@ class Op:
     waits: tuple[int, ...] = ()
     again: bool = False
 
+    @property
+    def is_view(self) -> bool:
+        """Whether its result is a view, which only a run without a compiler copies: it writes nothing here."""
+        return not self.outputs and "view" in (self.attributes or ())
+
 
 @dataclass(frozen=True)
 class Graph:

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from memwall.core.flow import Flow
 from memwall.core.graph import EAGER, Graph
 from memwall.fusion import rules
-from memwall.fusion.plan import Group, Part, Placement, Plan, Refusal, in_order
+from memwall.fusion.plan import Group, Part, Placement, Plan, Refusal, in_order, not_run
 from memwall.fusion.pricing import Border, Pricer
 from memwall.fusion.recompute import recompute
 from memwall.fusion.repeats import Shortened, shorten
@@ -126,6 +126,8 @@ def _cheapest(pricer: Pricer, part: Part, twin: Group | None, spills: Spills) ->
     """The ops as one kernel; a single op runs as its eager kernel unless a generated one is modeled faster. ``twin`` is
     the same group of another layer: it costs the same."""
     ops, again, _ = part
+    if pricer.graph.ops[ops[0]].is_view:
+        return not_run(ops)
     alone = pricer.alone(ops[0]) if len(ops) == 1 and not again else None
     if alone and (pricer.loops[ops[0]].kind == "opaque" or work_of(pricer.graph, ops) in spills):
         return alone
