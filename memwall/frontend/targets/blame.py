@@ -20,6 +20,8 @@ _INSIDE = f"{_PACKAGE}."
 _MESSAGE_CHARS = 300
 _LINE_CHARS = 100
 _PACKAGES = frozenset(("site-packages", "dist-packages"))
+#: installed packages whose lines are not the user's
+_MACHINERY = ("torch", "click", "memwall", "jax", "jaxlib", "flax", "optax", "equinox", "haiku")
 
 
 #: Part of a message of torch's → how to fix it.
@@ -133,11 +135,12 @@ def _is_installed(filename: str) -> bool:
 
 
 def is_machinery(filename: str) -> bool:
-    """Whether a source file is torch's, memwall's, click's or the standard library's, or no file at all."""
+    """Whether a source file is memwall's, of a library that models are written with, or the standard library's, or no
+    file at all."""
     if filename.startswith("<"):
         return True
     if _is_installed(filename):
-        return any(f"-packages/{name}/" in Path(filename).as_posix() for name in ("torch", "click", "memwall"))
+        return any(f"-packages/{name}/" in Path(filename).as_posix() for name in _MACHINERY)
     return any(Path(filename).is_relative_to(folder) for folder in _machinery_folders())
 
 

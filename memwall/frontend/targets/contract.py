@@ -1,7 +1,7 @@
 """The file contract: which names of a Python file make a workload. First match wins.
 
 1. ``workload()`` returning :class:`memwall.Workload`; one that takes ``mode`` is told it
-2. ``model()`` with ``inputs()``
+2. ``model()`` with ``inputs()``; ``model()`` may return a function of JAX or a module of flax, haiku or equinox
 3. class ``Model`` with ``get_inputs()`` and optionally ``get_init_inputs()``
 
 Each may have ``loss(output)`` and ``optimizer(parameters)`` next to it, and for a step with a cache
@@ -11,6 +11,7 @@ Each may have ``loss(output)`` and ``optimizer(parameters)`` next to it, and for
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from memwall.core.errors import UsageError, nearest
 from memwall.frontend.facts import ServingFacts
+from memwall.frontend.program import Program
 from memwall.frontend.targets.blame import blame
-from memwall.frontend.targets.inputs import input_builder
+from memwall.frontend.targets.inputs import input_builder, parse_input
 from memwall.frontend.targets.loading import at_home
 
 if TYPE_CHECKING:
@@ -144,8 +146,9 @@ class Source:
         return at_home(found, self.folder)
 
 
-def by_contract(source: Source) -> Workload:
-    """The workload of a file or module, by its names; a UsageError that shows the smallest file that would work."""
+def by_contract(source: Source) -> Workload | Program:
+    """The workload of a file or module, by its names, or its program where ``model()`` makes another than a PyTorch
+    module; a UsageError that shows the smallest file that would work."""
     module_class = source.get("Model")
     if callable(source.get("workload")):
         return _from_workload(source, source.get("workload"))
@@ -159,7 +162,7 @@ def by_contract(source: Source) -> Workload:
     )
 
 
-def by_name(source: Source, name: str) -> Workload:
+def by_name(source: Source, name: str) -> Workload | Program:
     """The workload made of one class, function, module or Workload of a file; a UsageError where the name belongs to
     something else, or to nothing."""
     found: Any = source.module
@@ -178,12 +181,16 @@ def by_name(source: Source, name: str) -> Workload:
     raise UsageError(f"{source.shown} has no {name!r}{_offer(source.module, name)}")
 
 
-def _assemble(source: Source, maker: Any) -> Workload:
+def _assemble(source: Source, maker: Any) -> Workload | Program:
     """A workload of a model maker and the inputs, loss and optimizer next to it."""
     from torch import nn
 
     takers: dict[str, set[str]] = {}
     samples = None
+    if not isinstance(maker, nn.Module) and uses_jax(source.module):
+        made = _of_jax(source, maker, takers)
+        if not isinstance(made, nn.Module):
+            return _jax_program(source, made, takers)
     model = maker if isinstance(maker, nn.Module) else _model_builder(source, maker, takers)
     if source.input_specs:
         inputs: Any = input_builder(source.input_specs)
@@ -209,6 +216,56 @@ def _assemble(source: Source, maker: Any) -> Workload:
     loss, optimizer = source.optional("loss"), source.optional("optimizer") or "adamw"
     context = source.sizes.get("context")
     return Workload(model, inputs, loss, optimizer, source.name, source.target, context=context, samples=samples)
+
+
+#: packages of JAX programs
+_JAX = frozenset(("jax", "flax", "haiku", "equinox", "optax"))
+
+
+def uses_jax(module: ModuleType) -> bool:
+    """Whether a file or module imports JAX or a library of its modules, by what stands in it."""
+    return "jax" in sys.modules and any(
+        (getattr(thing, "__name__", "") if inspect.ismodule(thing) else getattr(thing, "__module__", None) or "")
+        .partition(".")[0] in _JAX
+        for name, thing in list(vars(module).items())
+        if not name.startswith("__")
+    )  # fmt: skip
+
+
+def _of_jax(source: Source, maker: Any, takers: dict[str, set[str]]) -> Any:
+    """What a maker of a file with JAX makes; the function itself where it takes arguments, or is made already."""
+    if not inspect.isfunction(maker) or (source.name != "model" and _required(maker)):
+        return maker
+    build = _model_builder(source, maker, takers)
+    try:
+        return build()
+    except (Exception, SystemExit) as error:
+        raise blame(error, f"calling {maker_name(maker)} of {source.shown}") from error
+
+
+def _jax_program(source: Source, model: Any, takers: dict[str, set[str]]) -> Program:
+    """The program of a function or module of JAX, and the inputs, loss and optimizer next to it."""
+    from memwall.frontend.jax.targets import inputs_of, program_of
+
+    samples = None
+    if source.input_specs:
+        inputs: Any = inputs_of([parse_input(text) for text in source.input_specs])
+    else:
+        function = next((source.get(n) for n in _INPUT_NAMES if callable(source.get(n))), None)
+        if function is None:
+            raise UsageError(
+                f"{source.shown} has a JAX function but no inputs(); add one, as in 'def inputs(batch=8): return"
+                " (jax.ShapeDtypeStruct((batch, 1024), jnp.float32),)', or give --input 'f32[8,1024]'"
+            )
+        call = at_home(_with_sizes(function, source.sizes, takers), source.folder)
+        samples = _batch_of(function, source.sizes, takers)
+        try:
+            inputs = call()
+        except (Exception, SystemExit) as error:
+            raise blame(error, f"calling {maker_name(function)} of {source.shown}") from error
+    _refuse_untaken(source, takers)
+    said = {"loss": source.optional("loss"), "optimizer": source.optional("optimizer") or "adamw"}
+    return program_of(model, inputs, name=source.name, target=source.target, samples=samples, **said)
 
 
 def _model_builder(source: Source, maker: Any, takers: dict[str, set[str]]) -> Callable[[], Any]:

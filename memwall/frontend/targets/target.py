@@ -110,7 +110,7 @@ def named(
     from memwall.frontend.torch.process.cuda_answers import cuda_answers
     from memwall.frontend.torch.process.device import TracedDevice
 
-    def made() -> Workload:
+    def made() -> Workload | Program:
         source = Source(*_loaded(kind, place), target, sizes, input_specs, mode)
         return by_name(source, name) if name else by_contract(source)
 
@@ -118,7 +118,7 @@ def named(
         return made()
     with cuda_answers(load_gpu(gpu)) as asked, TracedDevice("cpu", building=True):
         found = made()
-    return replace(found, asked=tuple(asked))
+    return found if isinstance(found, Program) else replace(found, asked=tuple(asked))
 
 
 def _loaded(kind: str, place: str) -> tuple[ModuleType, str, str]:

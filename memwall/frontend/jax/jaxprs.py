@@ -1,0 +1,357 @@
+"""A jaxpr → ops: each primitive in order, loops written out, calls and branches entered.
+
+``scan`` runs its body once for each item; of ``while`` the number of trips is not known unless the jaxpr is a count,
+and is assumed; of ``cond`` the branch with most work runs. What a name scope or, without one, the chain of the user's
+functions says is the module; the innermost line of the user's is the source.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jax._src import source_info_util
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from memwall.frontend.jax.views import VIEWS, View, item, parts
+from memwall.frontend.targets.blame import is_machinery, portable
+from memwall.frontend.writing import GraphWriter
+
+#: primitives that launch nothing, jitted or not
+_FREE = frozenset((
+    "stop_gradient", "optimization_barrier", "sharding_constraint", "name", "pvary", "pbroadcast", "mesh_cast",
+    "reshard", "device_put", "random_wrap", "random_unwrap", "create_token", "after_all", "debug_callback",
+    "debug_print", "layout_constraint", "axis_index",
+))  # fmt: skip
+#: primitives that are a call, and the parameters that may hold what they call
+_CALLS = frozenset((
+    "jit", "pjit", "closed_call", "core_call", "call", "remat", "remat2", "checkpoint", "custom_jvp_call",
+    "custom_vjp_call", "custom_vjp_call_jaxpr", "shard_map", "xla_call",
+))  # fmt: skip
+_CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+#: names of operands, where formulas ask for them
+_OPERANDS: Mapping[str, tuple[str, ...]] = {
+    "dot_general": ("lhs", "rhs"), "conv_general_dilated": ("lhs", "rhs"), "pad": ("operand", "padding_value"),
+    "gather": ("operand", "indices"), "select_n": ("which", "x", "y"), "clamp": ("min", "x", "max"),
+    **dict.fromkeys(("scatter", "scatter_add", "scatter_sub", "scatter_mul", "scatter_min", "scatter_max"),
+                    ("operand", "indices", "updates")),
+    "dynamic_update_slice": ("operand", "update"), "dynamic_slice": ("operand",),
+}  # fmt: skip
+#: wrappers of a name scope: transformations
+_TRANSFORMS = re.compile(r"(\w+)\((.*)\)")
+_FOLDER = str(Path(__file__).parent)
+
+
+@dataclass
+class Walk:
+    """What writes jaxprs into a graph.
+
+    Attributes:
+        writer: of the graph.
+        trips: of a loop of which nothing says how often it runs.
+        notes: what was assumed, once each.
+        phase: of what is no part of a gradient.
+    """
+
+    writer: GraphWriter
+    trips: int = 1
+    notes: dict[str, None] = field(default_factory=dict)
+    phase: str = "forward"
+    _scopes: list[str] = field(default_factory=list)
+    _places: dict[Any, tuple[str, str]] = field(default_factory=dict)
+
+    def closed(self, closed: ClosedJaxpr, given: Sequence[int | None]) -> list[int | None]:
+        """The results of a jaxpr for some values; its constants are weights that the function holds."""
+        constants = [self.constant(each) for each in closed.consts]
+        return self.run(closed.jaxpr, [*constants, *given])
+
+    def constant(self, array: Any) -> int:
+        """A value of the program's own: a weight where it is of floats."""
+        shape, dtype = tuple(np.shape(array)), dtype_name(getattr(array, "dtype", np.asarray(array).dtype))
+        known = self._constants.get(id(array))
+        if known is None:
+            role = "parameter" if "float" in dtype and np.prod(shape, dtype=int) > 1 else "buffer"
+            value = self.writer.array(shape, dtype, role, f"constant.{len(self._constants)}")
+            known = self._constants[id(array)] = (value, array)
+        return known[0]
+
+    @property
+    def constants(self) -> list[int]:
+        """The values of the program's own weights."""
+        return [value for value, _ in self._constants.values()]
+
+    _constants: dict[int, tuple[int, Any]] = field(default_factory=dict)
+
+    def run(self, jaxpr: Jaxpr, given: Sequence[int | None]) -> list[int | None]:
+        """The results of an open jaxpr, whose constants come first among what is given; None is a number that is
+        written into the program."""
+        values: dict[Any, int | None] = dict(zip([*jaxpr.constvars, *jaxpr.invars], given, strict=True))
+
+        def read(atom: Any) -> int | None:
+            return None if isinstance(atom, Literal) else values[atom]
+
+        for eqn in jaxpr.eqns:
+            made = self._equation(eqn, [read(atom) for atom in eqn.invars])
+            values.update(zip(eqn.outvars, made, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    # -- one equation ------------------------------------------------------------------------------------------------
+
+    def _equation(self, eqn: Any, given: list[int | None]) -> list[int | None]:
+        name = eqn.primitive.name.replace("-", "_")
+        with self._at(eqn):
+            if special := _SPECIAL.get(name):
+                return special(self, eqn, given)
+            if name in _CALLS:
+                return self._call(eqn, given)
+            if name in _FREE:
+                self.writer.free(f"lax.{name}")
+                return [*given, *[None] * len(eqn.outvars)][: len(eqn.outvars)]
+            view = VIEWS.get(name)
+            if view is not None and given[0] is not None:
+                made = view(self.writer.spec(given[0]), eqn.params, eqn.outvars[0].aval.shape)
+                if made is not None:
+                    return [self._view(name, given[0], made)]
+            return self._op(name, eqn, given)
+
+    def _op(self, name: str, eqn: Any, given: Sequence[int | None], **more: Any) -> list[int | None]:
+        outputs = [self._array(var.aval) for var in eqn.outvars]
+        inputs = [(i, value) for i, value in enumerate(given) if value is not None]
+        names = _OPERANDS.get(name, ())
+        arguments = [names[i] if i < len(names) else "xyz"[i] if i < 3 else f"x{i}" for i, _ in inputs]
+        if name == "broadcast_in_dim":
+            name = "full"
+        self.writer.op(
+            f"lax.{name}",
+            [value for _, value in inputs],
+            outputs,
+            arguments=arguments,
+            attributes={**_plain_parameters(eqn.params), **more},
+        )
+        return [*outputs]
+
+    def _view(self, name: str, source: int, view: View) -> int:
+        """A view, and the op that copies it where nothing compiles the program."""
+        shape = list(view.shape)
+        self.writer.op(f"lax.{name}", (source,), (), arguments=("operand",), attributes={"view": shape})
+        return self.writer.view(source, *view)
+
+    def _array(self, aval: Any) -> int:
+        shape, dtype = shape_of(aval)
+        return self.writer.array(shape, dtype)
+
+    def _call(self, eqn: Any, given: Sequence[int | None]) -> list[int | None]:
+        inner = next(eqn.params[key] for key in _CALLED if key in eqn.params)
+        if eqn.primitive.name == "shard_map":
+            given = [self._shard(value, var) for value, var in zip(given, inner.invars, strict=True)]
+        return self.closed(inner, given) if isinstance(inner, ClosedJaxpr) else self.run(inner, given)
+
+    def _shard(self, value: int | None, var: Any) -> int | None:
+        """The part of an array that the first device has."""
+        if value is None:
+            return None
+        shape, spec = tuple(var.aval.shape), self.writer.spec(value)
+        return value if shape == spec.shape else self.writer.view(value, shape, spec.strides)
+
+    def _split(self, eqn: Any, given: Sequence[int | None]) -> list[int | None]:
+        (source,) = given
+        assert source is not None
+        views = parts(self.writer.spec(source), eqn.params["sizes"], eqn.params["axis"])
+        return [self._view("split", source, view) for view in views]
+
+    def _update(self, eqn: Any, given: Sequence[int | None]) -> list[int | None]:
+        """``dynamic_update_slice`` of the operand, the update and the places, which are numbers."""
+        return self._op("dynamic_update_slice", eqn, [*given[:2], *[None] * (len(given) - 2)])
+
+    def _take(self, eqn: Any, given: Sequence[int | None]) -> list[int | None]:
+        """``dynamic_slice``: which part is not known, and the first one stands for it."""
+        source = given[0]
+        if source is None:
+            return self._op("dynamic_slice", eqn, given[:1])
+        spec = self.writer.spec(source)
+        return [self._view("dynamic_slice", source, View(tuple(eqn.params["slice_sizes"]), spec.strides))]
+
+    # -- loops and branches ------------------------------------------------------------------------------------------
+
+    def _scan(self, eqn: Any, given: list[int | None]) -> list[int | None]:
+        said, writer = eqn.params, self.writer
+        closed, length = said["jaxpr"], said["length"]
+        consts, carried = said["num_consts"], said["num_carry"]
+        held, carry, items = given[:consts], given[consts : consts + carried], given[consts + carried :]
+        stacked = [self._array(var.aval) for var in eqn.outvars[carried:]]
+        order = range(length - 1, -1, -1) if said["reverse"] else range(length)
+        for number in order:
+            with self._scope(f"{'' if self._scopes and self._scopes[-1] else 'scan.'}{number}"):
+                own = [
+                    None if each is None else self._view("dynamic_slice", each, item(writer.spec(each), number))
+                    for each in items
+                ]
+                made = self.closed(closed, [*held, *carry, *own])
+                carry = made[:carried]
+                for whole, one in zip(stacked, made[carried:], strict=True):
+                    place = writer.view(whole, *item(writer.spec(whole), number))
+                    update = [one] if one is not None else []
+                    writer.op("lax.dynamic_update_slice", update, [place], arguments=["update"][: len(update)])
+        return [*carry, *stacked]
+
+    def _while(self, eqn: Any, given: list[int | None]) -> list[int | None]:
+        said = eqn.params
+        tested, ran = said["cond_nconsts"], said["body_nconsts"]
+        of_test, of_body, carry = given[:tested], given[tested : tested + ran], given[tested + ran :]
+        text = "time" if self.trips == 1 else "times"
+        self.notes[f"a while loop of unknown length runs {self.trips:,} {text} (--assume trips=N)"] = None
+        for number in range(self.trips):
+            with self._scope(f"while.{number}"):
+                self.closed(said["cond_jaxpr"], [*of_test, *carry])
+                carry = self.closed(said["body_jaxpr"], [*of_body, *carry])
+        return carry
+
+    def _cond(self, eqn: Any, given: list[int | None]) -> list[int | None]:
+        branches = eqn.params["branches"]
+        most = max(branches, key=lambda branch: _work(branch.jaxpr))
+        if len({_work(branch.jaxpr) for branch in branches}) > 1:
+            self.notes[f"of a cond with {len(branches)} branches the one with most work runs"] = None
+        return self.closed(most, given[1:])
+
+    def _pallas(self, eqn: Any, given: list[int | None]) -> list[int | None]:
+        """A kernel of the user's own, with what its CostEstimate says."""
+        said = eqn.params.get("cost_estimate")
+        estimate = (
+            {key: int(getattr(said, key)) for key in ("flops", "transcendentals", "bytes_accessed")} if said else None
+        )
+        name = str(eqn.params.get("name") or getattr(eqn.params.get("name_and_src_info"), "name", "") or "")
+        return self._op("pallas_call", eqn, given, cost_estimate=estimate, kernel=name)
+
+    # -- where it comes from -----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _at(self, eqn: Any) -> Iterator[None]:
+        """What the equation's name scope and line say of the ops of it."""
+        writer = self.writer
+        before = writer.module, writer.source, writer.phase, writer.again
+        info = eqn.source_info
+        scopes, transforms = _scopes(str(info.name_stack))
+        if "transpose" in transforms:
+            writer.phase = "backward"
+        writer.again = writer.again or "rematted_computation" in transforms
+        with self._scope(*scopes):
+            functions, source = self._place(info.traceback)
+            writer.module = ".".join(filter(None, self._scopes)) or functions
+            if source:
+                writer.source = source
+            yield
+        writer.module, writer.source, writer.phase, writer.again = before
+
+    @contextmanager
+    def _scope(self, *names: str) -> Iterator[None]:
+        self._scopes.extend(names)
+        before, self.writer.module = self.writer.module, ".".join(filter(None, self._scopes)) or self.writer.module
+        yield
+        self.writer.module = before
+        del self._scopes[len(self._scopes) - len(names) :]
+
+    def _place(self, traceback: Any) -> tuple[str, str]:
+        """The chain of the user's functions, without the outermost, and the user's innermost line."""
+        found = self._places.get(traceback)
+        if found is None:
+            frames = []
+            for frame in source_info_util.user_frames(traceback) if traceback is not None else ():
+                if frame.file_name.startswith(_FOLDER):
+                    break
+                if not is_machinery(frame.file_name):
+                    frames.append(frame)
+            names = [frame.function_name.rpartition(".")[2] for frame in reversed(frames)]
+            chain = ".".join(name for name in names[1:] if name.isidentifier())
+            source = f"{portable(frames[0].file_name)}:{frames[0].start_line}" if frames else ""
+            found = self._places[traceback] = (chain, source)
+        return found
+
+
+_SPECIAL: Mapping[str, Callable[[Walk, Any, list[int | None]], list[int | None]]] = {
+    "scan": Walk._scan, "while": Walk._while, "cond": Walk._cond, "split": Walk._split, "pallas_call": Walk._pallas,
+    "dynamic_slice": Walk._take, "dynamic_update_slice": Walk._update,
+}  # fmt: skip
+
+
+def shape_of(aval: Any) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype of an array; of keys those of their words, of a token none."""
+    dtype = getattr(aval, "dtype", None)
+    shape = tuple(getattr(aval, "shape", ()))
+    base = getattr(getattr(dtype, "_impl", None), "key_shape", None)
+    if base is not None:
+        return (*shape, *base), "uint32"
+    if dtype is None:
+        return (0,), "bool"
+    return shape, dtype_name(dtype)
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype of JAX as graphs have it; ``float0`` has no elements."""
+    name = str(np.dtype(dtype).name if isinstance(dtype, np.dtype | type) else dtype)
+    return {"float0": "bool", "void": "bool", "float4_e2m1fn": "float4_e2m1fn_x2"}.get(name, name)
+
+
+def _scopes(stack: str) -> tuple[list[str], set[str]]:
+    """The names of a name stack without what transformations add, and these."""
+    names, transforms = [], set()
+    for token in filter(None, re.split(r"/(?![^()]*\))", stack)):
+        while match := _TRANSFORMS.fullmatch(token):
+            transforms.add(match[1])
+            token = match[2]
+        for name in token.split("/"):
+            if name == "rematted_computation" or name == "checkpoint":
+                transforms.add(name)
+            elif name and "->" not in name:
+                names.append(name)
+    return names, transforms
+
+
+def _work(jaxpr: Jaxpr) -> int:
+    """Elements that a jaxpr computes, those summed over in products and what it calls among them."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        count = sum(int(np.prod(getattr(var.aval, "shape", ()), dtype=int)) for var in eqn.outvars)
+        if eqn.primitive.name == "dot_general":
+            contracted = eqn.params["dimension_numbers"][0][0]
+            count *= int(np.prod([eqn.invars[0].aval.shape[axis] for axis in contracted], dtype=int))
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                inside = getattr(inner, "jaxpr", inner)
+                if hasattr(inside, "eqns"):
+                    count += _work(inside) * eqn.params.get("length", 1)
+        total += count
+    return total
+
+
+def _plain_parameters(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a primitive as plain JSON types; those that are none, such as functions, are left out."""
+    found = {}
+    for name, value in params.items():
+        plain = _plain(value)
+        if plain is not _NOT_PLAIN and plain is not None:
+            found[name] = plain
+    return found
+
+
+_NOT_PLAIN = object()
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int | np.integer):
+        return int(value)
+    if isinstance(value, float | np.floating):
+        return float(value)
+    if isinstance(value, list | tuple):
+        items = [_plain(each) for each in value]
+        return _NOT_PLAIN if any(each is _NOT_PLAIN for each in items) else items
+    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
+        return dtype_name(value)
+    name = getattr(value, "name", None)  # members of an enumeration: a precision, a mode
+    return name if isinstance(name, str) and hasattr(value, "value") else _NOT_PLAIN

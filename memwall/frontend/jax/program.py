@@ -1,0 +1,294 @@
+"""A JAX function with shapes for its arguments: traced to its jaxpr, in training with gradients and an optimizer."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from memwall.core.errors import UsageError
+from memwall.core.graph import Graph, Storage
+from memwall.frontend.facts import TraceFacts, noted
+from memwall.frontend.jax.jaxprs import Walk, dtype_name, shape_of
+from memwall.frontend.program import Program, TraceOptions, TraceResult, described
+from memwall.frontend.targets.blame import blame, users_code
+from memwall.frontend.targets.inputs import SHORT_DTYPES
+from memwall.frontend.writing import GraphWriter
+
+Tree = Any
+
+#: what ``--optimizer`` names → the function of optax, and its arguments
+_OPTIMIZERS = {"adamw": ("adamw", (1e-3,)), "adam": ("adam", (1e-3,)), "sgd": ("sgd", (1e-2,))}
+
+
+@dataclass(frozen=True)
+class JaxProgram(Program):
+    """A function of arrays, jitted or not.
+
+    Attributes:
+        function: of ``arguments`` and ``keywords``.
+        arguments, keywords: pytrees of arrays or of shapes (``jax.ShapeDtypeStruct``).
+        parameters: the number of leading arguments that are weights; gradients are taken of the first of them.
+        loss: the function's result → a scalar; None takes the result where that is one.
+        optimizer: a transformation of optax, the name of one, or None.
+        samples: of a step, where known.
+    """
+
+    kind: ClassVar[str] = "a JAX program"
+
+    function: Callable[..., Any] = lambda: None
+    arguments: tuple[Tree, ...] = ()
+    keywords: Mapping[str, Tree] = None  # type: ignore[assignment]
+    parameters: int = 0
+    loss: Callable[[Any], Any] | None = None
+    optimizer: Any = "adamw"
+    samples: int | None = None
+
+    def traced(self, options: TraceOptions) -> TraceResult:
+        """The graph of a step. Raises ``UsageError``: the function cannot be traced, or an option does not fit."""
+        _refuse(self, options)
+        arguments, keywords = self._shapes(options.dtype)
+        writer = GraphWriter(options.max_ops)
+        walk = Walk(writer, trips=_trips(options.assume))
+        given = self._given(writer, arguments, keywords)
+        leaves = jax.tree_util.tree_leaves(given)
+        weights = jax.tree_util.tree_leaves(given[: self.parameters])
+        if options.mode == "training":
+            outputs, optimizer = self._trained(walk, arguments, keywords, given)
+        else:
+            closed, _ = self._jaxpr(self.function, arguments, keywords)
+            outputs, optimizer = walk.closed(closed, leaves), None
+        own = [*weights, *walk.constants]
+        graph = writer.graph(
+            [value for value in leaves if value not in set(weights)],
+            own,
+            tuple(dict.fromkeys(value for value in outputs if value is not None)),
+            gradients=options.mode == "training",
+        )
+        return self._result(graph, options, walk, own, optimizer)
+
+    def exported(self, platform: str, dtype: str | None = None) -> bytes:
+        """The function as XLA compiles it for ``cuda``, ``rocm`` or ``tpu``, serialized by ``jax.export``."""
+        arguments, keywords = self._shapes(dtype)
+        with _blamed(f"exporting {self.target or self.name}"):
+            made = jax.export.export(jax.jit(self.function), platforms=(platform,))(*arguments, **keywords)
+            return bytes(made.serialize())
+
+    # -- the arguments -----------------------------------------------------------------------------------------------
+
+    def _shapes(self, dtype: str | None) -> tuple[tuple[Tree, ...], dict[str, Tree]]:
+        """The arguments as shapes, their floats in another dtype where that is asked for."""
+        to = None if dtype is None else jnp.dtype(_floating(dtype))
+
+        def shape(leaf: Any) -> Any:
+            if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+                leaf = np.asarray(leaf)
+            kind = leaf.dtype
+            if to is not None and jnp.issubdtype(kind, jnp.floating):
+                kind = to
+            return jax.ShapeDtypeStruct(leaf.shape, kind, sharding=_named(getattr(leaf, "sharding", None)))
+
+        with _blamed(f"reading the inputs of {self.target or self.name}"):
+            found = jax.tree_util.tree_map(shape, (self.arguments, dict(self.keywords or {})))
+        return found[0], found[1]
+
+    def _given(self, writer: GraphWriter, arguments: Sequence[Tree], keywords: Mapping[str, Tree]) -> tuple[Tree, ...]:
+        """The arguments as values of the graph, one tree each, the keywords last."""
+
+        def value(number: int) -> Callable[[Any, Any], int]:
+            role = "parameter" if number < self.parameters else "input"
+
+            def made(path: Any, leaf: Any) -> int:
+                name = _path_name(path) or ("" if role == "parameter" else f"input.{number - self.parameters}")
+                return writer.array(*shape_of(leaf), role, name)
+
+            return made
+
+        trees = [*arguments, dict(keywords)]
+        return tuple(jax.tree_util.tree_map_with_path(value(n), tree) for n, tree in enumerate(trees))
+
+    # -- tracing -----------------------------------------------------------------------------------------------------
+
+    def _jaxpr(self, function: Callable[..., Any], arguments: Sequence[Tree], keywords: Mapping[str, Tree]) -> Any:
+        """The closed jaxpr, and the shapes of the results."""
+        with _blamed(f"tracing {self.target or self.name}"), users_code():
+            return jax.make_jaxpr(function, return_shape=True)(*arguments, **keywords)
+
+    def _trained(
+        self, walk: Walk, arguments: Sequence[Tree], keywords: Mapping[str, Tree], given: Sequence[Tree]
+    ) -> tuple[list[int | None], str | None]:
+        """Forward, backward and the optimizer's step: the values that outlive it, and the optimizer's name."""
+        if not self.parameters or not jax.tree_util.tree_leaves(arguments[0]):
+            raise UsageError(
+                f"{self.target or self.name}: --mode training takes the gradient by the first argument, which is to be"
+                " a tree of weights, as in f(params, x)"
+            )
+        leaves = jax.tree_util.tree_leaves(tuple(given))
+        closed, shapes = self._jaxpr(jax.value_and_grad(self._scalar), arguments, keywords)
+        values = walk.closed(closed, leaves)
+        gradients = values[1:]
+        writer = walk.writer
+        for value, weight in zip(gradients, jax.tree_util.tree_leaves(given[0]), strict=True):
+            _name(writer, value, "gradient", writer.storages[writer.values[weight].storage].name)
+        made = self._transformation(walk)
+        if made is None:
+            return values, None
+        name, transformation = made
+        with _blamed("making the optimizer's state"):
+            state = jax.eval_shape(transformation.init, arguments[0])
+        step = lambda grads, held, params: _updated(transformation, grads, held, params)  # noqa: E731
+        held = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: writer.array(*shape_of(leaf), "optimizer_state", _path_name(path)), state
+        )
+        closed, _ = self._jaxpr(step, (shapes[1], state, arguments[0]), {})
+        writer.phase, writer.module = "optimizer", "optimizer"
+        given_step = [*gradients, *jax.tree_util.tree_leaves((held, given[0]))]
+        updated = walk.closed(closed, given_step)
+        _donated(writer, updated, [*jax.tree_util.tree_leaves(given[0]), *jax.tree_util.tree_leaves(held)])
+        return [values[0], *updated], name
+
+    def _scalar(self, *arguments: Tree, **keywords: Tree) -> Any:
+        """What gradients are taken of: the loss of the result, the result where it is a number, or its first item; else
+        the sum of its floats."""
+        result = self.function(*arguments, **keywords)
+        if self.loss is not None:
+            return self.loss(result)
+        first = result[0] if isinstance(result, tuple | list) and result else result
+        if np.shape(first) == () and jnp.issubdtype(jnp.result_type(first), jnp.floating):
+            return first
+        floats = [leaf for leaf in jax.tree_util.tree_leaves(result) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+        return sum(jnp.sum(leaf, dtype=jnp.float32) for leaf in floats)
+
+    def _transformation(self, walk: Walk) -> tuple[str, Any] | None:
+        """Name and transformation of the optimizer; None where there is none."""
+        asked = self.optimizer
+        if asked is None or asked == "none":
+            return None
+        if isinstance(asked, str):
+            name = asked.partition(":")[0]
+            if name not in _OPTIMIZERS:
+                raise UsageError(
+                    f"no optimizer named {asked!r} for a JAX program; want {', '.join(_OPTIMIZERS)} or none"
+                )
+            try:
+                optax = importlib.import_module("optax")
+            except ImportError:
+                walk.notes["the step ends after backward: optax, which has its optimizer, is not installed"] = None
+                return None
+            function, numbers = _OPTIMIZERS[name]
+            return name, getattr(optax, function)(*numbers)
+        with _blamed("making the optimizer"):
+            made = asked() if callable(asked) else asked
+        if not hasattr(made, "init") or not hasattr(made, "update"):
+            raise UsageError(f"optimizer() returned {type(made).__name__}, not a transformation of optax")
+        return "optax", made
+
+    # -- the result --------------------------------------------------------------------------------------------------
+
+    def _result(
+        self, graph: Graph, options: TraceOptions, walk: Walk, own: Sequence[int], optimizer: str | None
+    ) -> TraceResult:
+        first = next((graph.values[i].spec for i in graph.inputs if graph.values[i].spec.shape), None)
+        ids = first is not None and "int" in first.dtype and len(first.shape) == 2
+        info = described(
+            graph,
+            [(spec.dtype, spec.numel) for spec in graph.specs(own)],
+            name=self.name,
+            target=self.target,
+            mode=options.mode,
+            samples=self.samples or (first.shape[0] if first else None),
+            tokens=first.numel if first is not None and ids else None,
+            optimizer=optimizer,
+            samples_assumed=not self.samples and first is not None,
+        )
+        facts = TraceFacts(notes=noted((), walk.notes))
+        return TraceResult(graph, info, facts, versions={"jax": jax.__version__})
+
+
+def _updated(transformation: Any, gradients: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
+    """Weights and state after a step, as ``optax.apply_updates`` makes them."""
+    updates, state = transformation.update(gradients, state, params)
+    return jax.tree_util.tree_map(lambda p, u: (p + u).astype(p.dtype), params, updates), state
+
+
+def _donated(writer: GraphWriter, made: Sequence[int | None], before: Sequence[int]) -> None:
+    """Let the new weights and states take the memory of the old, as a training loop donates them."""
+    place = {}
+    for new, old in zip(made, before, strict=False):
+        if new is None:
+            continue
+        fresh, held = writer.values[new], writer.values[old]
+        if fresh.spec == held.spec and writer.storages[fresh.storage].role == "activation" and not fresh.offset:
+            place[fresh.storage] = held.storage
+    for number, value in enumerate(writer.values):
+        if value.storage in place:
+            writer.values[number] = replace(value, storage=place[value.storage])
+    for number in place:
+        writer.storages[number] = Storage(number, 0, "activation")
+
+
+def _name(writer: GraphWriter, value: int | None, role: str, name: str) -> None:
+    """Give the storage of a value another role, if it is none from before the step."""
+    if value is None:
+        return
+    number = writer.values[value].storage
+    if writer.storages[number].role == "activation":
+        writer.storages[number] = replace(writer.storages[number], role=role, name=name)
+
+
+def _path_name(path: Sequence[Any]) -> str:
+    """``layers.0.kernel`` of the path of a leaf."""
+    names = (getattr(key, "key", getattr(key, "name", getattr(key, "idx", ""))) for key in path)
+    return ".".join(str(name) for name in names if str(name))
+
+
+def _named(sharding: Any) -> Any:
+    """A sharding over a mesh; where an array lies otherwise is no part of the program."""
+    return sharding if type(sharding).__name__ == "NamedSharding" else None
+
+
+def _floating(name: str) -> str:
+    key = SHORT_DTYPES.get(name.lower(), name.lower())
+    if key not in ("float32", "bfloat16", "float16", "float64"):
+        raise UsageError(f"no floating dtype named {name!r}; want float32, bfloat16, float16 or float64")
+    return key
+
+
+def _trips(assume: Sequence[str]) -> int:
+    """What ``--assume trips=N`` says of loops of unknown length."""
+    trips = 1
+    for text in assume:
+        name, _, number = text.partition("=")
+        if name != "trips" or not number.isdecimal() or not int(number):
+            raise UsageError(f"--assume {text}: of a JAX program only trips=N is assumed, of loops of unknown length")
+        trips = int(number)
+    return trips
+
+
+def _refuse(program: JaxProgram, options: TraceOptions) -> None:
+    shown = program.target or program.name
+    if options.mode not in ("inference", "training"):
+        raise UsageError(
+            f"{shown} is a JAX program: --mode {options.mode} is of PyTorch modules; profile the function that makes"
+            " that step"
+        )
+    for name, given in (("autocast", options.autocast), ("real", options.real)):
+        if given:
+            raise UsageError(f"{shown} is a JAX program, which has no use for --{name}")
+
+
+@contextmanager
+def _blamed(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise blame(error, doing) from error
+
+
+__all__ = ["JaxProgram", "dtype_name"]
