@@ -34,6 +34,8 @@ _CALLS = frozenset((
     "custom_vjp_call", "custom_vjp_call_jaxpr", "shard_map", "xla_call",
 ))  # fmt: skip
 _CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+#: primitives that make arrays of nothing
+_MAKERS = frozenset(("iota", "random_seed", "rng_uniform", "pallas_call"))
 #: names of operands, where formulas ask for them
 _OPERANDS: Mapping[str, tuple[str, ...]] = {
     "dot_general": ("lhs", "rhs"), "conv_general_dilated": ("lhs", "rhs"), "pad": ("operand", "padding_value"),
@@ -112,6 +114,8 @@ class Walk:
             if name in _FREE:
                 self.writer.free(f"lax.{name}")
                 return [*given, *[None] * len(eqn.outvars)][: len(eqn.outvars)]
+            if all(value is None for value in given) and name not in _MAKERS and _are_numbers(eqn.outvars):
+                return [None] * len(eqn.outvars)  # of numbers in the program, which XLA folds and a host computes
             view = VIEWS.get(name)
             if view is not None and given[0] is not None:
                 made = view(self.writer.spec(given[0]), eqn.params, eqn.outvars[0].aval.shape)
@@ -307,8 +311,12 @@ def _scopes(stack: str) -> tuple[list[str], set[str]]:
             if name == "rematted_computation" or name == "checkpoint":
                 transforms.add(name)
             elif name and "->" not in name:
-                names.append(name)
+                names.append(name.rpartition(".")[2])  # equinox's are those of classes, with their package
     return names, transforms
+
+
+def _are_numbers(variables: Sequence[Any]) -> bool:
+    return all(not getattr(var.aval, "shape", ()) for var in variables)
 
 
 def _work(jaxpr: Jaxpr) -> int:

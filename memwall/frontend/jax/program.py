@@ -34,7 +34,8 @@ class JaxProgram(Program):
     Attributes:
         function: of ``arguments`` and ``keywords``.
         arguments, keywords: pytrees of arrays or of shapes (``jax.ShapeDtypeStruct``).
-        parameters: the number of leading arguments that are weights; gradients are taken of the first of them.
+        parameters: the number of leading arguments that are weights, by which gradients are taken: none or one.
+        buffers: of arguments after it that the model holds and that have no gradient.
         loss: the function's result → a scalar; None takes the result where that is one.
         optimizer: a transformation of optax, the name of one, or None.
         samples: of a step, where known.
@@ -46,6 +47,7 @@ class JaxProgram(Program):
     arguments: tuple[Tree, ...] = ()
     keywords: Mapping[str, Tree] = None  # type: ignore[assignment]
     parameters: int = 0
+    buffers: int = 0
     loss: Callable[[Any], Any] | None = None
     optimizer: Any = "adamw"
     samples: int | None = None
@@ -66,7 +68,7 @@ class JaxProgram(Program):
             outputs, optimizer = walk.closed(closed, leaves), None
         own = [*weights, *walk.constants]
         graph = writer.graph(
-            [value for value in leaves if value not in set(weights)],
+            jax.tree_util.tree_leaves(given[self.parameters + self.buffers :]),
             own,
             tuple(dict.fromkeys(value for value in outputs if value is not None)),
             gradients=options.mode == "training",
@@ -102,10 +104,11 @@ class JaxProgram(Program):
         """The arguments as values of the graph, one tree each, the keywords last."""
 
         def value(number: int) -> Callable[[Any, Any], int]:
-            role = "parameter" if number < self.parameters else "input"
+            held = number - self.parameters
+            role = "parameter" if held < 0 else "buffer" if held < self.buffers else "input"
 
             def made(path: Any, leaf: Any) -> int:
-                name = _path_name(path) or ("" if role == "parameter" else f"input.{number - self.parameters}")
+                name = _path_name(path) or (f"input.{held - self.buffers}" if role == "input" else "")
                 return writer.array(*shape_of(leaf), role, name)
 
             return made

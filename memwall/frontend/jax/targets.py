@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -31,15 +33,25 @@ def program_of(model: Any, inputs: Any, **said: Any) -> JaxProgram:
     name = said["target"] or said["name"]
     arguments, keywords = _split(model, inputs)
     try:
-        function, weights = _adapted(model, arguments, keywords)
+        function, weights, held = _adapted(model, arguments, keywords)
     except (Exception, SystemExit) as error:
         raise blame(error, f"making the weights of {name}") from error
     if not callable(function):
         raise UsageError(f"{name} is of type {type(model).__name__}, not a function of arrays or a module")
-    if weights is not None:
-        arguments = (weights, *arguments)
-    parameters = 1 if weights is not None or (len(arguments) > 1 and _is_tree(arguments[0])) else 0
-    return JaxProgram(function=function, arguments=tuple(arguments), keywords=keywords, parameters=parameters, **said)
+    own = () if weights is None else (weights,) if held is None else (weights, held)
+    parameters = 1 if own or (len(arguments) > 1 and _is_tree(arguments[0])) else 0
+    return JaxProgram(
+        function=function,
+        arguments=(*own, *arguments),
+        keywords=keywords,
+        parameters=parameters,
+        buffers=len(own[1:]),
+        **said,
+    )
+
+
+#: a function of arrays; its weights, and what it holds besides that has no gradient, as shapes, or None
+Adapted = tuple[Callable[..., Any], Any, Any]
 
 
 def inputs_of(specs: Sequence[InputSpec]) -> tuple[Any, ...] | dict[str, Any]:
@@ -64,42 +76,84 @@ def _split(model: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (inputs,), {}
 
 
-def _adapted(model: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Callable[..., Any], Any]:
-    """A function of arrays, and its weights as shapes where they are its first argument."""
+def _adapted(model: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Adapted:
+    """A model as a function whose first arguments are what it holds."""
     if hasattr(model, "init") and hasattr(model, "apply"):
         return _by_apply(model, arguments, keywords)
     if any(base.__module__.startswith("flax.nnx") for base in type(model).__mro__):
-        from flax import nnx
-
-        graph, state = nnx.split(model)
-        return lambda state, *given, **named: nnx.merge(graph, state)(*given, **named), _shapes(state)
+        return _of_nnx(model)
     leaves = jax.tree_util.tree_leaves(model)
     if callable(model) and any(leaf is not model and _is_array(leaf) for leaf in leaves):
-        arrays, rest = _partition(model)
-        return lambda arrays, *given, **named: _combine(arrays, rest)(*given, **named), _shapes(arrays)
-    return model, None
+        arrays, rest = _partition(model, _is_array)
+        weights, held = _partition(_shapes(arrays), _is_floating)
+        whole = lambda weights, held: _combine(_combine(weights, held), rest)  # noqa: E731
+        return lambda weights, held, *given, **named: whole(weights, held)(*given, **named), weights, held
+    return model, None, None
 
 
-def _by_apply(model: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Callable[..., Any], Any]:
-    """Flax's linen and haiku: weights that ``init`` makes, of which ``apply`` is a function."""
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    takes_rng = "rng" in inspect.signature(model.apply).parameters
-    legacy = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    weights = jax.eval_shape(model.init, legacy if takes_rng or _is_haiku(model) else key, *arguments, **keywords)
-    if takes_rng:
-        return lambda weights, *given, **named: model.apply(weights, None, *given, **named), weights
-    return lambda weights, *given, **named: model.apply(weights, *given, **named), weights
+def _of_nnx(model: Any) -> Adapted:
+    """Flax's nnx: parameters, and the rest of a module's state; calls of submodules are scopes named by their paths."""
+    from flax import nnx
+
+    split: Any = nnx.split(model, nnx.Param, ...)
+    graph, weights, held = split
+
+    def run(weights: Any, held: Any, *given: Any, **named: Any) -> Any:
+        own = jax.tree_util.tree_map(lambda leaf: leaf, held)  # variables of this trace, which may be set
+        whole = nnx.merge(graph, weights, own)
+        with _scoped(whole, nnx):
+            return whole(*given, **named)
+
+    return run, _shapes(weights), _shapes(held)
 
 
-def _is_haiku(model: Any) -> bool:
-    return type(model).__module__.startswith("haiku")
+@contextmanager
+def _scoped(model: Any, nnx: Any) -> Iterator[None]:
+    """While open, a call of a submodule is a name scope: its path in the module that is called."""
+    paths = {id(each): ".".join(map(str, path)) for path, each in nnx.iter_graph(model) if isinstance(each, nnx.Module)}
+    open_paths = [""]
+
+    def scoped(call: Callable[..., Any]) -> Callable[..., Any]:
+        def named(self: Any, *given: Any, **keywords: Any) -> Any:
+            path = paths.get(id(self), "")
+            own = path.removeprefix(f"{open_paths[-1]}.") if open_paths[-1] else path
+            if not own:
+                return call(self, *given, **keywords)
+            open_paths.append(path)
+            try:
+                with jax.named_scope(own.replace(".", "/")):
+                    return call(self, *given, **keywords)
+            finally:
+                open_paths.pop()
+
+        return named
+
+    with ExitStack() as stack:
+        for kind in {type(each) for _, each in nnx.iter_graph(model) if isinstance(each, nnx.Module)}:
+            if "__call__" in vars(kind):
+                stack.enter_context(patch.object(kind, "__call__", scoped(vars(kind)["__call__"])))
+        yield
 
 
-def _partition(model: Any) -> tuple[Any, Any]:
-    """The arrays of a tree, and the rest; None stands for what the other has."""
-    arrays = jax.tree_util.tree_map(lambda leaf: leaf if _is_array(leaf) else None, model)
-    rest = jax.tree_util.tree_map(lambda leaf: None if _is_array(leaf) else leaf, model)
-    return arrays, rest
+def _by_apply(model: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Adapted:
+    """Flax's linen and haiku: weights that ``init`` makes, of which ``apply`` is a function; linen's other collections,
+    such as running means, have no gradient."""
+    key = jax.eval_shape(lambda: jax.random.PRNGKey(0))
+    weights = jax.eval_shape(model.init, key, *arguments, **keywords)
+    if "rng" in inspect.signature(model.apply).parameters:  # haiku's, unless it was told that there is none
+        return lambda weights, *given, **named: model.apply(weights, None, *given, **named), weights, None
+    if not (isinstance(weights, Mapping) and "params" in weights and len(weights) > 1):
+        return lambda weights, *given, **named: model.apply(weights, *given, **named), weights, None
+    held = {name: tree for name, tree in weights.items() if name != "params"}
+    apply = lambda own, held, *given, **named: model.apply({"params": own, **held}, *given, **named)  # noqa: E731
+    return apply, weights["params"], held
+
+
+def _partition(tree: Any, has: Callable[[Any], bool]) -> tuple[Any, Any]:
+    """A tree's leaves of a kind, and the rest; None stands for what the other has."""
+    own = jax.tree_util.tree_map(lambda leaf: leaf if has(leaf) else None, tree)
+    rest = jax.tree_util.tree_map(lambda leaf: None if has(leaf) else leaf, tree)
+    return own, rest
 
 
 def _combine(arrays: Any, rest: Any) -> Any:
@@ -113,6 +167,10 @@ def _shapes(tree: Any) -> Any:
 
 def _is_array(leaf: Any) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def _is_floating(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
 
 
 def _is_tree(argument: Any) -> bool:
