@@ -371,12 +371,22 @@ class LaunchConstants(Constants):
     convolution: float = constant(2.6, 0.0, 20.0, "way of nn.Conv2d: cuDNN's plan is looked up")
 
 
+@dataclass(frozen=True, slots=True)
+class TpuConstants(Constants):
+    """What kernels that XLA compiles reach of a TPU (:mod:`memwall.perfmodel.tpu`)."""
+
+    FAMILY: ClassVar[str] = "tpu"
+    VARIANTS: ClassVar[tuple[str, ...]] = ("matrix", "vector", "attention")
+    reached: float = constant(0.93, 0.3, 1.0, "share of their peak that matrix units reach in whole tiles")
+    dram: float = constant(0.85, 0.4, 1.0, "share of the bandwidth of HBM")
+
+
 #: family -> its constants
 CONSTANTS: Mapping[str, type[Constants]] = {
     kind.FAMILY: kind
     for kind in (
         GemmConstants, VectorGemmConstants, ConvolutionConstants, AttentionConstants, RecurrentConstants,
         LatentConstants, WalkConstants, ExpertsConstants, RowsConstants, StreamConstants, LaunchConstants,
-        PlainConstants,
+        PlainConstants, TpuConstants,
     )
 }  # fmt: skip

@@ -24,6 +24,7 @@ from memwall.perfmodel import (
     reduction,
     rows,
     stream,
+    tpu,
     walk,
 )
 from memwall.perfmodel.base import CALIBRATED, Terms, calibrated, constants, interval, table_of, traffic_s
@@ -77,6 +78,7 @@ MODELS: Mapping[str, FamilyModel] = {
     "walk": FamilyModel(walk.predict, walk.explain),
     "gemm_vector": FamilyModel(gemm_vector.predict, gemm_vector.explain),
     "plain": FamilyModel(_predict_plain, _explain_plain),
+    "tpu": FamilyModel(tpu.predict, tpu.explain),
 }
 
 
@@ -90,14 +92,17 @@ def predict(launch: Launch, gpu: Gpu, resident_bytes: int = 0) -> Terms:
 def as_run(launch: Launch, gpu: Gpu) -> Launch:
     """The launch as a GPU runs it: a reduction in the blocks that it has there, a matmul on vector units where there
     are no tensor cores for the dtype, a quantised one with weights dequantised, and plain FLOPs and bytes where there
-    is nothing to compute or no family describes the kernels."""
-    if isinstance(launch, Plain):
+    is nothing to compute or no family describes the kernels; on a TPU as its units do it."""
+    if isinstance(launch, (Plain, tpu.TensorCoreWork)):
         return launch
-    if not gpu.has_multiprocessors or (isinstance(launch, MATRIX) and not any(launch.pipe_flops.values())):
+    is_empty = isinstance(launch, MATRIX) and not any(launch.pipe_flops.values())
+    if is_empty or not (gpu.has_multiprocessors or gpu.tpu):
         flops = launch.pipe_flops
         return Plain(read_bytes=launch.read_bytes, write_bytes=launch.write_bytes, count=launch.latencies, flops=flops)
     if isinstance(launch, Conversion) and gpu.ceiling_pipe(launch.product) != launch.product:
         return Plain(count=0)
+    if gpu.tpu is not None:
+        return tpu.on_tensor_core(launch, gpu)
     if isinstance(launch, Reduction):
         return reduction.as_stream(launch, gpu)
     if isinstance(launch, ChosenLatent):

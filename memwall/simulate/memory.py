@@ -62,8 +62,9 @@ ALLOCATOR_SHARE = 0.02
 
 
 def reserved_bytes(gpu: Gpu, peak_bytes: int) -> int:
-    """Device memory that a process needs beyond its tensors: an assumption; none on a CPU."""
-    return 0 if gpu.cpu is not None else CONTEXT_BYTES + round(ALLOCATOR_SHARE * peak_bytes)
+    """Device memory that a process needs beyond its tensors: an assumption; none on a CPU, nor on a TPU, of whose
+    memory its file leaves out what is reserved."""
+    return 0 if gpu.cpu or gpu.tpu else CONTEXT_BYTES + round(ALLOCATOR_SHARE * peak_bytes)
 
 
 def memory_peak(graph: Graph, plan: Plan) -> MemoryPeak:

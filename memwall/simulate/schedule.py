@@ -5,7 +5,8 @@ A touched storage counts as in L2 until more bytes than L2 holds have moved
 residency unless all that the kernel touches fits. :mod:`memwall.simulate.launch_queue` says how long each kernel waits
 for the CPU.
 
-On a CPU (a spec with ``[cpu]``) the terms are those of :mod:`memwall.perfmodel.cpu`.
+On a CPU (a spec with ``[cpu]``) the terms are those of :mod:`memwall.perfmodel.cpu`. A TPU's arrays are padded
+(:func:`memwall.perfmodel.tpu.padding`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.perfmodel.cpu import predict_on_cpu
 from memwall.perfmodel.roofline import WALLS, Estimate, Prediction, peak_compute_s, predict_cost
+from memwall.perfmodel.tpu import laid_out, padding
 from memwall.simulate.launch_queue import QueuedKernel
 from memwall.simulate.memory import MemoryPeak, reserved_bytes
 from memwall.simulate.plan_context import AlikeKernels, Issued, PlanContext
@@ -283,13 +285,15 @@ def _predictions(graph: Graph, gpu: Gpu, context: PlanContext) -> list[Predictio
             predict_on_cpu(graph, (*k.group.op_ids, *k.group.recomputes), k.group.cost, gpu, k.reuse)
             for k in context.kinds
         ]
-    memo: dict[tuple[int, int], Prediction] = {}
+    memo: dict[tuple[Any, ...], Prediction] = {}
     found = []
     for kind in context.kinds:
-        resident = kind.resident_bytes(gpu)
-        if (kind.cost, resident) not in memo:
-            memo[kind.cost, resident] = predict_cost(kind.group.cost, gpu, resident)
-        found.append(memo[kind.cost, resident])
+        resident, group = kind.resident_bytes(gpu), kind.group
+        arrays = [graph.values[i].spec for i in (*group.reads, *group.writes)] if gpu.tpu else []
+        key = kind.cost, resident, padding(arrays, gpu) if gpu.tpu else 1.0
+        if key not in memo:
+            memo[key] = predict_cost(laid_out(group.cost, key[2]), gpu, resident)
+        found.append(memo[key])
     return found
 
 

@@ -157,9 +157,8 @@ def test_a_group_of_known_ops_is_one_stream_and_of_unknown_ones_plain():
     assert launch == Plain(read_bytes=100, write_bytes=50, flops=cost.flops)
 
 
-@pytest.mark.parametrize("name", ["tpu-v4", "wse-2"])
-def test_where_other_kernels_run_a_launch_is_its_flops_and_bytes(name):
-    gpu = load_gpu(name)
+def test_where_other_kernels_run_a_launch_is_its_flops_and_bytes():
+    gpu = load_gpu("wse-2")
     terms = predict(gemm(), gpu)
     assert terms.compute_s == pytest.approx(2 * 4096**3 / (gpu.peak(TENSOR) * gpu.achievable_fraction(TENSOR)))
     assert terms.latency_s == 0

@@ -99,12 +99,6 @@ def test_a_product_of_nothing_takes_no_arithmetic():
     assert explain(gemm(0, 16, 16), H100, predict(gemm(0, 16, 16), H100)).startswith("there is nothing to compute")
 
 
-def test_a_tpu_has_no_tiles_but_what_large_products_reach():
-    tpu, work = load_gpu("tpu-v4"), gemm(8192, 8192, 8192)
-    reached = tpu.peak(work.pipe) * tpu.achievable_fraction(work.pipe)
-    assert predict(work, tpu).time_s == pytest.approx(2 * 8192**3 / reached)
-
-
 def test_the_sentence_names_tiles_waves_and_the_wall():
     work = gemm(8192, 8192, 8192)
     text = explain(work, H100, predict(work, H100))

@@ -80,9 +80,9 @@ def test_arithmetic_and_memory_of_equal_length_overlap_poorly(m, n, k, measured_
 
 
 def test_boards_without_multiprocessors_lose_nothing_to_tiles() -> None:
-    gpu = load_gpu("tpu-v4")
+    gpu = load_gpu("wse-2")
     full_s = 2 * 4096**3 / (gpu.peak(PIPE) * gpu.achievable_fraction(PIPE))
-    assert _terms("tpu-v4", 4096, 4096, 4096).compute_s == pytest.approx(full_s)
+    assert _terms("wse-2", 4096, 4096, 4096).compute_s == pytest.approx(full_s)
 
 
 def test_power_limits_the_small_boards_only() -> None:

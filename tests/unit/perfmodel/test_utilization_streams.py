@@ -67,9 +67,9 @@ def test_a_board_without_rows_keeps_its_own_triad():
 
 
 def test_what_has_no_multiprocessors_takes_its_bytes_alone():
-    tpu = load_gpu("tpu-v4")
-    assert predict(rows(4096, 1024), tpu).compute_s == 0
-    assert predict(stream(4096, 4096, instructions=10**12), tpu).compute_s == 0
+    wafer = load_gpu("wse-2")
+    assert predict(rows(4096, 1024), wafer).compute_s == 0
+    assert predict(stream(4096, 4096, instructions=10**12), wafer).compute_s == 0
 
 
 @pytest.mark.parametrize("gpu", EVERY, ids=lambda gpu: gpu.name)
