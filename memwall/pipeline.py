@@ -375,8 +375,8 @@ def subject_of(
     from memwall.frontend.targets.target import is_saved
 
     sizes, optimizer = split_sizes(step)[0], step.get("optimizer", "adamw")
-    specs, mode = step.get("input_specs") or (), step.get("mode") or "inference"
-    given = [name for name, size in {**sizes, "input_specs": specs}.items() if size not in (None, ())]
+    specs, mode, dims = step.get("input_specs") or (), step.get("mode") or "inference", step.get("dims") or ()
+    given = [name for name, size in {**sizes, "input_specs": specs, "dims": dims}.items() if size not in (None, ())]
     if given and not isinstance(target, (str, Path)):
         raise UsageError(
             f"{', '.join(given)} belongs to a model file or to hf:, whose inputs are made to it: give a module inputs"
@@ -388,7 +388,7 @@ def subject_of(
                 f"{target} is a saved profile, traced already: read it with memwall.Profile.load({str(target)!r}), and"
                 " put it on other GPUs with memwall.compare(profile, gpu=[...])"
             )
-        workload = named(str(target), **sizes, input_specs=specs, mode=mode, gpu=gpu)
+        workload = named(str(target), **sizes, input_specs=specs, mode=mode, gpu=gpu, dims=dims)
         if isinstance(workload, Program):
             return workload
         if inputs is not None:

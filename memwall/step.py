@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -62,6 +62,7 @@ class Step(SampleInputs, HostOption, total=False):
         dtype: cast parameters and floating inputs to this first.
         autocast: run forward under CUDA's autocast to this dtype.
         input_specs: strings such as ``f32[8,3,224,224]`` in place of the target's inputs.
+        dims: symbolic sizes of an ONNX file: ``{"batch": 8}`` or strings such as ``batch=8``.
         optimizer: a name (``adamw``, ``adam``, ``sgd``; ``:fused``, ``:foreach`` or ``:loop`` appended), a function of
             the parameters, or None to stop after backward. A target's own ``optimizer`` wins over the default.
         attention: the SDPA backend; ``auto`` takes what torch would on each GPU.
@@ -111,6 +112,16 @@ class Step(SampleInputs, HostOption, total=False):
             "An input, such as 'f32[8,3,224,224]' or 'ids=i64[8,512]', in place of the file's. May be repeated.",
             flag="input",
             metavar="SPEC",
+            several="again",
+        ),
+    ]
+    dims: Annotated[
+        Sequence[str] | Mapping[str, int],
+        Option(
+            (),
+            "A symbolic size of an ONNX file, such as batch=8. May be repeated.",
+            flag="dim",
+            metavar="NAME=N",
             several="again",
         ),
     ]

@@ -337,7 +337,7 @@ def refuse(keywords: dict[str, Any], reason: str) -> None:
         raise UsageError(f"{flags} says how to trace a model, but {reason}")
 
 
-_FLAGS = {"input_specs": "--input", "replay": "--no-replay"}
+_FLAGS = {"input_specs": "--input", "dims": "--dim", "replay": "--no-replay"}
 
 
 def parse_prices(texts: Sequence[str]) -> dict[str, float]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
 from memwall.frontend.facts import TraceFacts, WorkloadInfo
 from memwall.hardware.lookup import Gpu
@@ -71,6 +72,19 @@ class Program(ABC):
     @abstractmethod
     def traced(self, options: TraceOptions) -> TraceResult:
         """Its graph. Raises ``UsageError``: it cannot be read, or an option has no meaning for it."""
+
+
+def refuse_options(program: Program, options: TraceOptions) -> None:
+    """Refuse what has no meaning for a program that is read as it was exported, by a UsageError."""
+    if options.mode not in ("inference", "forward"):
+        raise UsageError(
+            f"{program.target} is {program.kind}, a forward pass as it was exported: it has no {options.mode}"
+        )
+    for name in ("dtype", "autocast", "real"):
+        if getattr(options, name):
+            raise UsageError(
+                f"--{name} has no effect on {program.target}, {program.kind}, whose dtypes are in the file"
+            )
 
 
 def described(graph: Graph, held: Iterable[tuple[str, int]], **said: Any) -> WorkloadInfo:

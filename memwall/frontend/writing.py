@@ -118,3 +118,27 @@ class GraphWriter:
     def _value(self, spec: TensorSpec, storage: int, offset: int) -> int:
         self.values.append(Value(len(self.values), self._specs.setdefault(spec, spec), storage, offset))
         return len(self.values) - 1
+
+
+def reshape_strides(spec: TensorSpec, shape: Sequence[int]) -> tuple[int, ...] | None:
+    """The strides with which a tensor is seen in another shape of as many elements; None where it must be copied
+    (``computeStride`` of ATen's TensorUtils.cpp)."""
+    if 0 in spec.shape:
+        return contiguous(shape, spec.dtype).strides
+    if not spec.shape:
+        return (1,) * len(shape)
+    strides, axis, made = [1] * len(shape), len(shape) - 1, 1
+    step, run = spec.strides[-1], 1  # of the axes that lie as one, from the last on
+    for i in reversed(range(len(spec.shape))):
+        run *= spec.shape[i]
+        if i and (spec.shape[i - 1] == 1 or spec.strides[i - 1] == run * step):
+            continue
+        while axis >= 0 and (made < run or shape[axis] == 1):
+            strides[axis] = made * step
+            made *= shape[axis]
+            axis -= 1
+        if made != run:
+            return None
+        if i:
+            step, run, made = spec.strides[i - 1], 1, 1
+    return tuple(strides) if axis < 0 else None

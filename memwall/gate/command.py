@@ -133,8 +133,9 @@ def _with_options(given: dict[str, Any], workloads: Sequence[GatedWorkload]) -> 
     if "host" in named:  # refused here, and found from another tree
         load_host(named["host"])
         named["host"] = named["host"] if named["host"] in host_names() else str(Path(named["host"]).resolve())
-    if "input_specs" in named:
-        named["input_specs"] = tuple(named["input_specs"])
+    for several in ("input_specs", "dims"):
+        if several in named:
+            named[several] = tuple(named[several])
     for workload in workloads:
         if is_saved(workload.target):
             tracing = {name: value for name, value in given.items() if name != "host"}

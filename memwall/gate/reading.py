@@ -203,6 +203,8 @@ def _how(
     options = {key: settings[key] for key in OPTIONS if key in settings}
     if "input" in options:
         options["input_specs"] = _texts(options.pop("input"), f"{where}: input")
+    if "dim" in options:
+        options["dims"] = _texts(options.pop("dim"), f"{where}: dim")
     if "assume" in options:
         options["assume"] = _texts(options["assume"], f"{where}: assume")
     names = _texts(settings.get("gpu", []), f"{where}: gpu")
@@ -279,7 +281,7 @@ def workload_name(target: str) -> str:
     path = Path(place)
     by_folder = path.name == "config.json" if kind == "hf" else path.stem == "model"
     title = path.parent.name if by_folder and path.parent.name else path.name.removesuffix(".gz")
-    title = title.removesuffix(".json").removesuffix(".py")
+    title = title.removesuffix(".json").removesuffix(".py").removesuffix(".onnx")
     return f"{title}.{name}" if name else title
 
 

@@ -314,9 +314,9 @@ def _trace(job: TraceJob) -> TraceOutcome:
     """One workload profiled, with its graph breaks where they are asked for or where it reads its own data."""
     notes: list[str] = []
     sizes, options = split_sizes(job.options)
-    specs = options.pop("input_specs", ())
+    given = {name: options.pop(name) for name in ("input_specs", "dims") if name in options}
     try:
-        workload = named(job.target, **sizes, input_specs=specs, mode=options.get("mode", "inference"))
+        workload = named(job.target, **sizes, **given, mode=options.get("mode", "inference"))
     except MemwallError as error:  # one that the user's code raised has a cause
         return TraceOutcome(job.name, None, str(error), absent=error.__cause__ is None)
     except BaseException as error:

@@ -89,7 +89,8 @@ _ROWS: dict[str, OpRow] = {}
 _found: dict[str, OpRow | None] = {}
 _FAMILIES = ("contraction", "recurrent", "convolution", "attention", "flex", "normalization", "softmax", "elementwise",
              "sampling", "reduction", "pooling", "movement", "indexing", "optimizer", "linalg", "losses", "detection",
-             "quantization", "sparse", "libraries", "collective", "linear_attention", "lax")  # fmt: skip
+             "quantization", "sparse", "libraries", "collective", "linear_attention", "lax",
+             "onnx")  # fmt: skip
 #: families of ops whose kernels no measured row of any GPU shows, and such ops of others. Where a gradient is not of a
 #: product, an attention, a softmax or a norm over rows, none does either
 _UNMEASURED = ("detection", "indexing", "linalg", "sampling", "sparse")
@@ -194,7 +195,7 @@ def find_row(name: str) -> OpRow | None:
 #: namespaces of torch's own ops, and of what memwall records in their stead
 _OF_TORCH = frozenset(
     ("aten", "prims", "c10d", "_c10d_functional", "_dtensor", "torchvision", "torchaudio", "quantized", "sparse",
-     "higher_order", "memwall", "lax")
+     "higher_order", "memwall", "lax", "onnx", "microsoft")
 )  # fmt: skip
 
 

@@ -16,9 +16,9 @@ from memwall.sweeping.kinds import kind_of
 from memwall.wings import command_module
 
 #: option of the command line → keyword of the function, where they differ
-_KEYWORDS = {"input": "input_specs", "no_replay": "replay", "no_overlap": "overlap"}
+_KEYWORDS = {"input": "input_specs", "dim": "dims", "no_replay": "replay", "no_overlap": "overlap"}
 #: keywords that take several values at once
-_LISTS = ("input_specs", "assume")
+_LISTS = ("input_specs", "dims", "assume")
 
 
 def kind_of_axes(texts: Sequence[str], asked: str | None, mentioned: Sequence[str]) -> PointKind:

@@ -60,6 +60,7 @@ AXES = {
         "seconds": "1,2 @sound",
         "prompt": "16,32 mode=prefill", "context": "16,32 mode=decode",
         "input_specs": "f32[2,64],f32[8,64] @mlp", "assume": "nonzero=0.1,nonzero=0.5 @routed",
+        "dims": "batch=1,batch=8 @sized.onnx",
         "attention": "flash,math", "torch": "2.9,2.13",
         "cuda_graph": "yes,no", "real": "yes,no @mlp", "max_ops": "5000,6000",
         "replay": "yes,no", "no_grad": "yes,no mode=forward", "host": "bare-metal,cloud-vm",
@@ -127,6 +128,12 @@ def folder(tmp_path_factory):
     return place
 
 
+def _write_onnx(path):
+    from tests.unit.onnx_files import given, node, result, save
+
+    save(path, [node("y = Relu(x)")], [given("x", "batch", 64)], [result("y")])
+
+
 def test_every_option_is_in_a_table_of_axes_or_has_a_reason():
     for kind in KINDS.values():
         assert set(AXES[kind.name]) == set(kind.options), kind.name
@@ -149,8 +156,13 @@ def test_an_option_is_an_axis(kind, option, folder, monkeypatch):
     monkeypatch.setenv("MEMWALL_CACHE", str(folder / "cache"))
     values, *others = AXES[kind][option].split()
     target = next((word[1:] for word in others if word.startswith("@")), "llama")
-    target = f"hf:{target}" if target in CONFIGS else f"{target}.py"
-    flag = {"input_specs": "input", "replay": "no_replay"}.get(option, option)
+    if target.endswith(".onnx"):
+        _write_onnx(folder / target)
+    elif target in CONFIGS:
+        target = f"hf:{target}"
+    else:
+        target = f"{target}.py"
+    flag = {"input_specs": "input", "dims": "dim", "replay": "no_replay"}.get(option, option)
     set_ones = [word for word in others if not word.startswith("@")]
     spaces = [Space(target, parse_axes([f"{flag}={values}", *set_ones], KINDS[kind]))]
     frame = run(spaces, Question(kind=KINDS[kind], workers=0), lambda message: None).frame

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from memwall.core.errors import UsageError
@@ -54,6 +54,19 @@ def split_sizes(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
 def read_sizes(given: Mapping[str, Any]) -> dict[str, Any]:
     """The sizes that are given, each as functions are given it; a UsageError where one is wrong."""
     return {name: read(name, given[name]) for name, read in SIZES.items() if given.get(name) is not None}
+
+
+def read_dims(given: Mapping[str, Any] | Iterable[str] | None) -> dict[str, int]:
+    """The sizes of symbolic dimensions: of texts such as ``batch=8`` or ``batch=8 seq=512``, or of a mapping; a
+    UsageError where one is wrong."""
+    words = [] if isinstance(given, Mapping) else [word for text in given or () for word in text.split()]
+    pairs = list(given.items()) if isinstance(given, Mapping) else [word.partition("=")[::2] for word in words]
+    found: dict[str, int] = {}
+    for name, value in pairs:
+        if not name or not str(value).isdecimal():
+            raise UsageError(f"--dim wants NAME=N with a whole number, as in batch=8, not {name}={value}")
+        found[name] = int(value)
+    return found
 
 
 def check_mode(mode: str, sizes: Mapping[str, Any]) -> None:

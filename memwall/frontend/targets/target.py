@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -14,14 +14,18 @@ from memwall.core.errors import UsageError, nearest
 from memwall.frontend.program import Program
 from memwall.frontend.targets.contract import Source, Workload, by_contract, by_name
 from memwall.frontend.targets.loading import importable, load_file, load_module
-from memwall.frontend.targets.sizes import check_mode, read_sizes
+from memwall.frontend.targets.sizes import check_mode, read_dims, read_sizes
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
 
-KINDS = "model.py, model.py:name, package.module:name, hf:FOLDER_OR_CONFIG_JSON or a saved profile (.json)"
+KINDS = "model.py, model.py:name, package.module:name, hf:FOLDER_OR_CONFIG_JSON, model.onnx or a saved profile (.json)"
+
+#: suffix of a file that another program wrote → its kind
+FORMATS = {".onnx": "onnx"}
 
 
 class Parts(NamedTuple):
-    """A target taken apart: ``kind`` is ``file``, ``module`` or ``hf``; ``name`` is empty for the whole contract."""
+    """A target taken apart: ``kind`` is ``file``, ``module``, ``hf`` or one of :data:`FORMATS`; ``name`` is empty for
+    the whole contract."""
 
     kind: str
     place: str
@@ -32,7 +36,7 @@ def is_target(text: str) -> bool:
     """Whether a word on the command line reads as a target and not as the name of a GPU."""
     return (
         ":" in text
-        or text.endswith((".py", ".json", ".json.gz"))
+        or text.endswith((".py", ".json", ".json.gz", *FORMATS))
         or (("/" in text or "\\" in text) and not text.endswith(".toml"))
     )
 
@@ -48,6 +52,8 @@ def split_target(target: str) -> Parts:
         return Parts("hf", target.removeprefix("hf:"), "")
     if target.endswith(".py"):
         return Parts("file", target, "")
+    if kind := FORMATS.get(Path(target).suffix.lower()):
+        return Parts(kind, target, "")
     place, colon, name = target.rpartition(":")
     if colon and place.endswith(".py"):
         return Parts("file", place, name)
@@ -74,6 +80,7 @@ def named(
     input_specs: Sequence[str] = (),
     mode: str = "inference",
     gpu: Gpu | str | None = DEFAULT_GPU,
+    dims: Mapping[str, int] | Sequence[str] = (),
     **given: Any,
 ) -> Workload | Program:
     """The workload or the program that a target names. Runs the user's file, but calls none of its functions except
@@ -83,7 +90,7 @@ def named(
     to the file's functions that take them; ``input_specs`` are strings such as
     ``f32[8,3,224,224]`` and replace the file's inputs. In training ``hf:`` passes labels; in prefill and decode the
     inputs are those of a step with a cache. While the file is loaded, ``torch.cuda`` answers as with ``gpu``, and what
-    is put on CUDA stays on the host; None: as this machine does.
+    is put on CUDA stays on the host; None: as this machine does. ``dims`` are the symbolic sizes of an ONNX file.
 
     Raises:
         UsageError: there is no such target, it breaks the contract, or running it raised.
@@ -93,6 +100,10 @@ def named(
     if not place:
         raise UsageError(f"{target!r} names nothing; want {KINDS}")
     sizes = read_sizes(given)
+    if kind in FORMATS.values():
+        return _program(kind, target, {**sizes, "input": input_specs} if input_specs else sizes, read_dims(dims))
+    if dims:
+        raise UsageError(f"--dim gives the symbolic sizes of an ONNX file, which {target} is not")
     check_mode(mode, sizes)
     if mode == "decode" and input_specs:
         raise UsageError("--input makes no cache, which --mode decode reads; give a model file with decode_inputs()")
@@ -119,6 +130,18 @@ def named(
     with cuda_answers(load_gpu(gpu)) as asked, TracedDevice("cpu", building=True):
         found = made()
     return found if isinstance(found, Program) else replace(found, asked=tuple(asked))
+
+
+def _program(kind: str, target: str, sizes: Mapping[str, Any], dims: Mapping[str, int]) -> Program:
+    """The program of a file that another program wrote."""
+    path = _existing(Path(target))
+    if sizes:
+        raise UsageError(
+            f"--{next(iter(sizes))} has no effect on {target}, whose inputs are in the file; give --dim NAME=N"
+        )
+    from memwall.frontend.onnx import OnnxProgram
+
+    return OnnxProgram(path.stem, target, path, dims)
 
 
 def _loaded(kind: str, place: str) -> tuple[ModuleType, str, str]:

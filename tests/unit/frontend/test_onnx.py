@@ -1,0 +1,294 @@
+"""ONNX files as graphs: FLOPs, bytes, views and modules by hand arithmetic; and what a wrong file is told."""
+
+import pytest
+
+import memwall
+from memwall.core.errors import UsageError
+from memwall.fusion.ideal import ideal_plan
+from tests.unit.onnx_files import FLOAT, HALF, INT64, given, helper, node, numbers, result, save, weight
+
+
+def graph_of(path, **dims):
+    return memwall.profile(path, dims=dims, gpu="h100-sxm").graph
+
+
+def made(tmp_path, nodes, inputs, weights=(), outputs=None, opset=20, **dims):
+    """The profile of a file of some nodes, whose outputs are those of the last."""
+    nodes = list(nodes)
+    outputs = [result(name) for name in nodes[-1].output] if outputs is None else outputs
+    path = save(tmp_path / "model.onnx", nodes, inputs, outputs, weights, opset)
+    return memwall.profile(path, dims=dims, gpu="h100-sxm")
+
+
+def flops(profile):
+    return sum(cost.total_flops for cost in profile.costs[0])
+
+
+def names(profile):
+    return [op.name for op in profile.graph.ops]
+
+
+# -- what nodes become -------------------------------------------------------------------------------------------------
+
+
+def test_a_matmul_of_symbolic_rows_is_one_product(tmp_path):
+    found = made(tmp_path, [node("y = MatMul(x, w)", "/fc/MatMul")], [given("x", "batch", 256)],
+                 [weight("w", [256, 1024])], batch=512)  # fmt: skip
+    (op,) = found.graph.ops
+    assert op.name == "aten.mm" and flops(found) == 2 * 512 * 256 * 1024
+    assert found.costs[0][0].bytes == 2 * (512 * 256 + 256 * 1024 + 512 * 1024)
+
+
+def test_weights_outside_of_the_file_are_parameters(tmp_path):
+    found = made(tmp_path, [node("y = MatMul(x, w)")], [given("x", 8, 256)], [weight("w", [256, 1024])])
+    assert found.workload.parameters == 256 * 1024 and found.workload.dtype == "float16"
+
+
+def test_the_name_of_a_node_says_its_module(tmp_path):
+    found = made(tmp_path, [node("y = Relu(x)", "/layers.0/attn/Relu")], [given("x", 8)])
+    assert [(op.module, op.source) for op in found.graph.ops] == [("layers.0.attn", "Relu /layers.0/attn/Relu")]
+
+
+def test_an_exporter_says_the_module_in_its_notes(tmp_path):
+    relu = node("y = Relu(x)", "node_relu_3")
+    relu.metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'layers.0', 'layers.0.act', 'relu']")
+    assert made(tmp_path, [relu], [given("x", 8)]).graph.ops[0].module == "layers.0.act"
+
+
+def test_shapes_that_are_computed_from_shapes_launch_nothing(tmp_path):
+    """x [b, s, 64] → [b, s, 4, 16] by Shape, Gather and Concat, as exporters write it."""
+    nodes = [node("s = Shape(x)"), node("b = Gather(s, zero)", axis=0), node("t = Gather(s, one)", axis=0),
+             node("n = Concat(b, t, heads)", axis=0), node("h = Reshape(x, n)"), node("y = Relu(h)")]  # fmt: skip
+    constants = [numbers("zero", 0), numbers("one", 1), numbers("heads", 4, 16)]
+    found = made(tmp_path, nodes, [given("x", "b", "s", 64)], constants, b=2, s=8)
+    (op,) = found.graph.ops
+    assert found.graph.values[op.inputs[0]].spec.shape == (2, 8, 4, 16)
+
+
+def test_reshape_and_transpose_are_views_of_one_storage(tmp_path):
+    nodes = [node("h = Reshape(x, n)"), node("t = Transpose(h)", perm=[0, 2, 1, 3]), node("y = Relu(t)")]
+    found = made(tmp_path, nodes, [given("x", 2, 8, 64)], [numbers("n", 2, 8, 4, 16)])
+    (op,) = found.graph.ops
+    read = found.graph.values[op.inputs[0]]
+    assert read.spec.strides == (512, 16, 64, 1) and found.graph.storages[read.storage].role == "input"
+    assert found.graph.free_calls == {"onnx.Reshape": 1, "onnx.Transpose": 1}
+
+
+def test_what_strides_cannot_say_is_copied(tmp_path):
+    nodes = [node("t = Transpose(x)", perm=[1, 0]), node("y = Reshape(t, n)")]
+    found = made(tmp_path, nodes, [given("x", 8, 64)], [numbers("n", 512)])
+    assert names(found) == ["aten.clone"]
+
+
+def test_split_and_slice_begin_where_they_say(tmp_path):
+    nodes = [node("a, b = Split(x)", axis=1, num_outputs=2), node("y = Add(a, b)")]
+    (op,) = made(tmp_path, nodes, [given("x", 8, 64)]).graph.ops
+    found = made(tmp_path, nodes, [given("x", 8, 64)]).graph
+    assert [found.values[i].offset for i in op.inputs] == [0, 32]
+
+
+def test_a_constant_of_one_element_is_no_tensor_that_is_read(tmp_path):
+    found = made(tmp_path, [node("y = Mul(x, c)")], [given("x", 8, 64)], [numbers("c", 0.125, shape=[], dtype=HALF)])
+    (op,) = found.graph.ops
+    assert op.attributes["other"] == 0.125 and found.costs[0][0].read_bytes == 2 * 8 * 64
+
+
+def test_what_weights_alone_make_is_made_before_the_step(tmp_path):
+    nodes = [node("w = Concat(a, b)", axis=1), node("y = MatMul(x, w)")]
+    found = made(tmp_path, nodes, [given("x", 8, 64)], [weight("a", [64, 32]), weight("b", [64, 32])])
+    assert names(found) == ["aten.mm"] and found.graph.role_bytes["parameter"] == 2 * 64 * 64
+
+
+def test_batches_of_heads_are_one_batched_product(tmp_path):
+    """q [2, 4, 8, 16] by the transposed k: 8 products of [8, 16] x [16, 8]."""
+    nodes = [node("t = Transpose(k)", perm=[0, 1, 3, 2]), node("y = MatMul(q, t)")]
+    found = made(tmp_path, nodes, [given("q", 2, 4, 8, 16), given("k", 2, 4, 8, 16)])
+    assert names(found) == ["aten.bmm"] and flops(found) == 2 * 8 * 8 * 8 * 16
+
+
+def test_gemm_has_transposed_operands_and_a_bias(tmp_path):
+    found = made(tmp_path, [node("y = Gemm(x, w, b)", transB=1)], [given("x", 8, 64)],
+                 [weight("w", [32, 64]), weight("b", [32])])  # fmt: skip
+    assert names(found) == ["aten.addmm"] and flops(found) == 2 * 8 * 64 * 32
+
+
+def test_a_convolution_counts_its_outputs_times_its_window(tmp_path):
+    """[1, 3, 8, 8] by 16 filters of 3 x 3, stride 2, padded by 1: 16 x 4 x 4 outputs of 27 multiply-adds."""
+    found = made(tmp_path, [node("y = Conv(x, w)", strides=[2, 2], pads=[1, 1, 1, 1], kernel_shape=[3, 3])],
+                 [given("x", 1, 3, 8, 8)], [weight("w", [16, 3, 3, 3])])  # fmt: skip
+    assert flops(found) == 2 * 16 * 4 * 4 * 27
+
+
+def test_padding_of_same_is_what_the_outputs_need(tmp_path):
+    """8 places, window 3, stride 2: 4 outputs need (4 - 1)·2 + 3 - 8 = 1 more, none of it in front."""
+    found = made(tmp_path, [node("y = Conv(x, w)", strides=[2, 2], auto_pad="SAME_UPPER")],
+                 [given("x", 1, 3, 8, 8)], [weight("w", [16, 3, 3, 3])])  # fmt: skip
+    assert found.graph.ops[0].attributes["padding"] == (0, 0)
+
+
+def test_einsum_is_a_product_of_permuted_views(tmp_path):
+    found = made(tmp_path, [node("y = Einsum(a, b)", equation="bshd,bthd->bhst")],
+                 [given("a", 2, 8, 4, 16), given("b", 2, 8, 4, 16)])  # fmt: skip
+    assert flops(found) == 2 * 2 * 4 * 8 * 8 * 16
+    assert found.graph.values[found.graph.outputs[0]].spec.shape == (2, 4, 8, 8)
+
+
+def test_an_lstm_is_one_call_with_its_weights(tmp_path):
+    """4 gates of 16, each from 16 inputs and 16 states: 2·8 rows of 64·32 multiply-adds, and 27 FLOP a cell."""
+    found = made(tmp_path, [node("y, h = LSTM(x, w, r, b)", hidden_size=16)], [given("x", 8, 2, 16)],
+                 [weight("w", [1, 64, 16]), weight("r", [1, 64, 16]), weight("b", [1, 128])])  # fmt: skip
+    assert names(found) == ["aten._cudnn_rnn"]
+    assert flops(found) == 2 * 16 * 64 * 32 + 27 * 16 * 16
+
+
+def test_an_embedding_reads_the_rows_that_it_fetches(tmp_path):
+    found = made(
+        tmp_path, [node("y = Gather(w, i)", axis=0)], [given("i", 2, 8, dtype=INT64)], [weight("w", [1000, 64])]
+    )
+    assert names(found) == ["aten.embedding"] and found.costs[0][0].read_bytes == 16 * 8 + 16 * 64 * 2
+
+
+def test_the_norms_of_transformers_are_rows(tmp_path):
+    nodes = [node("a = LayerNormalization(x, w, b)", axis=-1), node("y = RMSNormalization(a, w)", axis=-1)]
+    found = made(tmp_path, nodes, [given("x", 8, 64)], [weight("w", [64]), weight("b", [64])], opset=23)
+    assert names(found) == ["aten.native_layer_norm", "aten._fused_rms_norm"] and flops(found) == (7 + 4) * 8 * 64
+
+
+# -- com.microsoft -----------------------------------------------------------------------------------------------------
+
+
+def test_a_product_with_weights_of_four_bits_reads_half_a_byte_of_each(tmp_path):
+    """K 256, N 512, blocks of 32: 8 blocks of 16 bytes a row, and a scale of 2 bytes for each block."""
+    nodes = [node("y = MatMulNBits(x, q, s)", domain="com.microsoft", K=256, N=512, bits=4, block_size=32)]
+    packed = [weight("q", [512, 8, 16], dtype=2), weight("s", [512 * 8])]
+    found = made(tmp_path, nodes, [given("x", 4, 256)], packed)
+    cost = found.costs[0][0]
+    assert cost.read_bytes == 2 * 4 * 256 + 512 * 256 // 2 + 2 * 512 * 8 and cost.total_flops == 2 * 4 * 256 * 512
+
+
+def test_grouped_queries_attend_to_past_and_new_keys(tmp_path):
+    """One token of 8 heads of 64 with 2 key heads and 127 tokens of cache: 128 keys, 4·8·64 FLOP for each."""
+    inputs = [given("q", 1, 1, 8 * 64), given("k", 1, 1, 2 * 64), given("v", 1, 1, 2 * 64),
+              given("past_k", 1, 2, 127, 64), given("past_v", 1, 2, 127, 64)]  # fmt: skip
+    nodes = [node("y, pk, pv = GroupQueryAttention(q, k, v, past_k, past_v)", domain="com.microsoft", num_heads=8,
+                  kv_num_heads=2)]  # fmt: skip
+    found = made(tmp_path, nodes, inputs)
+    assert names(found) == ["aten.cat", "aten.cat", "aten._flash_attention_forward"]
+    assert flops(found) == 4 * 8 * 64 * 128
+    assert found.graph.role_bytes["kv_cache"] == 2 * 2 * 127 * 64 * 2
+
+
+def test_a_norm_of_a_sum_is_one_kernel(tmp_path):
+    nodes = [node("y, _, _, s = SkipSimplifiedLayerNormalization(x, r, w)", domain="com.microsoft")]
+    nodes[0].output[:] = ["y", "", "", "s"]
+    found = made(tmp_path, nodes, [given("x", 8, 64), given("r", 8, 64)], [weight("w", [64])],
+                 [result("y"), result("s")])  # fmt: skip
+    assert len(found.graph.ops) == 1 and flops(found) == (4 + 1) * 8 * 64
+    assert found.costs[0][0].bytes == 2 * (4 * 8 * 64 + 64)
+
+
+# -- control -----------------------------------------------------------------------------------------------------------
+
+
+def loop_body():
+    return helper.make_graph(
+        [node("more = Identity(going)"), node("h2 = Relu(h)")],
+        "body",
+        [given("i", dtype=INT64), given("going", dtype=9), given("h", 8)],
+        [given("more", dtype=9), given("h2", 8)],
+    )
+
+
+def test_a_loop_of_known_trips_is_written_out(tmp_path):
+    nodes = [node("y = Loop(n, _, x)", body=loop_body())]
+    found = made(tmp_path, nodes, [given("x", 8)], [numbers("n", 5, shape=[])])
+    assert names(found) == ["aten.relu"] * 5
+
+
+def test_a_loop_of_unknown_trips_is_written_once_and_said(tmp_path):
+    nodes = [node("y = Loop(n, _, x)", "/decode/Loop", body=loop_body())]
+    found = made(tmp_path, nodes, [given("x", 8), given("n", dtype=INT64)])
+    assert names(found) == ["aten.relu"]
+    assert "Loop /decode/Loop: its number of trips depends on data, and one trip is counted" in found.traced.notes
+
+
+def test_an_if_takes_the_branch_with_more_nodes(tmp_path):
+    short = helper.make_graph([node("a = Relu(x)")], "then", [], [given("a", 8)])
+    long = helper.make_graph([node("b = Exp(x)"), node("c = Log(b)")], "else", [], [given("c", 8)])
+    nodes = [node("y = If(c)", then_branch=short, else_branch=long)]
+    assert names(made(tmp_path, nodes, [given("x", 8), given("c", dtype=9)])) == ["aten.exp", "aten.log"]
+
+
+# -- the whole ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_op_without_a_row_is_kept_and_lowers_the_coverage(tmp_path):
+    found = made(tmp_path, [node("y = LRN(x)", size=5)], [given("x", 1, 8, 4, 4, dtype=FLOAT)])
+    assert names(found) == ["onnx.LRN"] and found.coverage.unmodeled == ("onnx.LRN",)
+    assert found.costs[0][0].bytes == 2 * 4 * 8 * 16
+
+
+def test_ideal_moves_inputs_weights_and_outputs_alone(tmp_path):
+    """x [512, 256] → relu(x w1) w2: the hidden tensor crosses between two products."""
+    nodes = [node("h = MatMul(x, w1)"), node("a = Relu(h)"), node("y = MatMul(a, w2)")]
+    found = made(tmp_path, nodes, [given("x", 512, 256)], [weight("w1", [256, 1024]), weight("w2", [1024, 256])])
+    plan = ideal_plan(found.graph, found.costs[0])
+    moved = sum(group.cost.bytes for group in plan.groups)
+    assert moved == 2 * (512 * 256 + 256 * 1024 + 2 * 512 * 1024 + 1024 * 256 + 512 * 256)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"dims": {}}, "leaves sizes open: 'batch' of input 'x'; give --dim batch=N"),
+        ({"dims": {"batch": 1, "seq": 2}}, "has no symbolic size 'seq'; it has batch"),
+        ({"dims": ["batch"]}, "--dim wants NAME=N with a whole number, as in batch=8, not batch="),
+        ({"batch": 8}, "--batch has no effect on"),
+        ({"mode": "training"}, "an ONNX file, a forward pass as it was exported: it has no training"),
+        ({"dtype": "bf16"}, "--dtype has no effect on"),
+    ],
+)  # fmt: skip
+def test_a_wrong_question_is_one_line(tmp_path, change, said):
+    path = save(tmp_path / "m.onnx", [node("y = Relu(x)")], [given("x", "batch")], [result("y")])
+    with pytest.raises(UsageError) as caught:
+        memwall.profile(path, gpu="h100-sxm", **{"dims": {"batch": 2}, **change})
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("contents", "said"),
+    [
+        (b"", "it has no graph of nodes"),
+        (b"import torch\n", "is no ONNX file, or is cut short"),
+        ("cut", "is no ONNX file, or is cut short"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_one_line(tmp_path, contents, said):
+    path = tmp_path / "m.onnx"
+    if contents == "cut":
+        save(path, [node("y = Relu(x)")], [given("x", 8)], [result("y")])
+        contents = path.read_bytes()[:-9]
+    path.write_bytes(contents)
+    with pytest.raises(UsageError, match=said) as caught:
+        memwall.profile(str(path), gpu="h100-sxm")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_opset_that_is_too_old_says_how_to_convert_it(tmp_path):
+    path = save(tmp_path / "m.onnx", [node("y = Relu(x)")], [given("x", 8)], [result("y")], opset=11)
+    with pytest.raises(UsageError, match="has opset 11; opsets from 13 on are read: convert it"):
+        memwall.profile(path, gpu="h100-sxm")
+
+
+def test_sizes_of_a_file_are_refused_elsewhere(tmp_path):
+    (tmp_path / "model.py").write_text("", encoding="utf-8")
+    with pytest.raises(UsageError, match="--dim gives the symbolic sizes of an ONNX file"):
+        memwall.profile(str(tmp_path / "model.py"), dims={"batch": 2}, gpu="h100-sxm")
+
+
+def test_what_needs_a_module_refuses_a_file(tmp_path):
+    from memwall.frontend.targets import resolve
+
+    path = save(tmp_path / "m.onnx", [node("y = Relu(x)")], [given("x", 8)], [result("y")])
+    with pytest.raises(UsageError, match="is an ONNX file, and this needs a PyTorch module"):
+        resolve(path)
