@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -15,6 +16,7 @@ from memwall.frontend.program import Program, TraceOptions, TraceResult
 from memwall.frontend.targets.seeds import seeded
 from memwall.frontend.targets.sizes import MODES, split_sizes
 from memwall.fusion import check_policies
+from memwall.fusion.policies import COMPILING
 from memwall.hardware.chips import chip_of
 from memwall.hardware.cluster import gpu_of, joined
 from memwall.hardware.host import STATED, Host, default_host, load_host
@@ -72,8 +74,11 @@ def profile(
         workload = subject_of(module_or_target, asked, gpus[0], inputs, loss)
         say(f"tracing {workload.name}")
         compiled = set(policy_names(policy)) == {"inductor"}
-        traced = _traced(workload, replace(_trace_options(asked, gpus[0]), compiled=compiled), say)
+        options = replace(_trace_options(asked, gpus[0]), compiled=compiled)
+        traced = _traced(workload, options, say)
         result = profile_of(traced)
+        if isinstance(workload, Program):
+            result = replace(result, program=partial(workload.exported, options))
         result = _with_other_kernels(_alone(result, asked["world"]).on(gpus), asked["attention"])
         if doubt := of_another_gpu(result, gpus):
             say(doubt)
@@ -172,8 +177,23 @@ def _with_other_kernels(made: Profile, attention: str) -> Profile:
 def _simulated(traced: Profile, gpus: Sequence[Gpu], policies: Sequence[str], cuda_graph: bool) -> Profile:
     """The profile on some GPUs under some policies."""
     launch = "graph" if cuda_graph else "eager"
+    for policy in COMPILING.intersection(policies):
+        for gpu in gpus:
+            if (policy, gpu.name) not in traced.own_plans:
+                traced = _compiled(traced, policy, gpu)
     runs = [(policy, gpu) for policy in policies for gpu in gpus]
     return traced.with_simulations(tuple(traced.schedule(gpu, policy, launch=launch) for policy, gpu in runs))
+
+
+def _compiled(made: Profile, policy: str, gpu: Gpu) -> Profile:
+    """The profile with what a compiler makes of its program for a GPU."""
+    if made.program is None:
+        raise UsageError(
+            f"policy {policy} compiles a JAX program or StableHLO, and {made.workload.name} is no such program, or a"
+            " record of one: name the program itself"
+        )
+    found = part(f"{policy}.compiled")(made.program, gpu)
+    return made.with_plan(gpu, found.graph, found.costs, found.plan).noted_once(*found.notes)
 
 
 def profile_of(traced: TraceResult) -> Profile:

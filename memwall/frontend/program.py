@@ -73,6 +73,11 @@ class Program(ABC):
     def traced(self, options: TraceOptions) -> TraceResult:
         """Its graph. Raises ``UsageError``: it cannot be read, or an option has no meaning for it."""
 
+    def exported(self, options: TraceOptions, platform: str) -> bytes:
+        """The same step as XLA compiles it for ``cuda``, ``rocm`` or ``tpu``, serialized by ``jax.export``. Raises
+        ``UsageError``: it is nothing that XLA compiles."""
+        raise UsageError(f"{self.target or self.name} is {self.kind}: policy xla compiles JAX programs and StableHLO")
+
 
 def refuse_options(program: Program, options: TraceOptions) -> None:
     """Refuse what has no meaning for a program that is read as it was exported, by a UsageError."""

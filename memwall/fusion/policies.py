@@ -48,6 +48,7 @@ POLICIES: Mapping[str, Planner] = {
     "eager": eager_plan,
     "inductor": _wing_planner("inductor"),
     "max-autotune": _wing_planner("max-autotune"),
+    "xla": _wing_planner("xla"),
     "memwall": _planner("memwall.fusion.planner", "memwall_plan"),
     "server": _wing_planner("server"),
     "ideal": _planner("memwall.fusion.ideal", "ideal_plan"),
@@ -72,6 +73,11 @@ def _compiled_for(gpu: Gpu) -> str:
 
 #: policies that some GPUs are not planned for -> why, empty where one is
 _NEEDS: Mapping[str, Callable[[Gpu], str]] = {"inductor": _compiled_for, "max-autotune": _compiled_for}
+
+
+#: policies that compile the program itself for each GPU, to a graph of its own (:meth:`memwall.record.profile.Profile
+#: .with_plan`)
+COMPILING = frozenset(("xla",))
 
 
 #: policies that run torch's compiler

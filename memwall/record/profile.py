@@ -20,6 +20,7 @@ from memwall.core.version import __version__
 from memwall.core.views import view
 from memwall.frontend.facts import WorkloadInfo
 from memwall.fusion import Plan
+from memwall.fusion.policies import COMPILING
 from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost, graph_costs
@@ -61,6 +62,10 @@ class Profile:
     ``costs[i][j]`` is the cost of ``graphs[i].ops[j]``. ``measurements`` are those of
     :mod:`memwall.record.measurement` as plain JSON types. ``attention`` has the attention ops as traced, from which
     :meth:`on` makes the graphs of other GPUs; None where there are none, or in a record of an older memwall.
+
+    Policies of :data:`memwall.fusion.policies.COMPILING` bring a graph of their own for each GPU: ``own_plans`` has the
+    number of the graph and the plan, by policy and name of the GPU. ``program`` makes what they compile of the name of
+    a platform. Records have neither.
     """
 
     workload: WorkloadInfo
@@ -72,6 +77,8 @@ class Profile:
     environment: Mapping[str, Any] = field(default_factory=dict)
     memwall_version: str = __version__
     attention: LowerableGraph | None = field(default=None, repr=False)
+    own_plans: Mapping[tuple[str, str], tuple[int, Plan]] = field(default_factory=dict, repr=False, compare=False)
+    program: Any = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         """One line: a notebook keeps it next to the HTML, and a failed test prints it."""
@@ -150,7 +157,7 @@ class Profile:
 
     def graph_for(self, gpu: Gpu) -> int:
         """Which graph a GPU runs: the one it was simulated with, else that with its attention kernels, else 0."""
-        known = {schedule.gpu.name: schedule.graph for schedule in self.simulations}
+        known = {s.gpu.name: s.graph for s in self.simulations if s.policy not in COMPILING}
         if gpu.name in known:
             return known[gpu.name]
         chip = chip_of(gpu)
@@ -199,6 +206,11 @@ class Profile:
         """A copy with a further note."""
         return self.with_facts(notes=(*self.notes, note))
 
+    def noted_once(self, *notes: str) -> Profile:
+        """A copy with those of these notes that it has not."""
+        fresh = tuple(note for note in notes if note not in self.notes)
+        return self.with_facts(notes=(*self.notes, *fresh)) if fresh else self
+
     def with_facts(self, **facts: Any) -> Profile:
         """A copy that says other things of its trace, fields of :class:`~memwall.record.traced.Traced`."""
         return replace(self, traced=replace(self.traced, **facts))
@@ -235,6 +247,9 @@ class Profile:
             UsageError: no such policy.
             MissingError: the ``inductor`` policy needs a torch and a Triton that it knows.
         """
+        if policy in COMPILING and plan is None:
+            graph, plan = self._own_plan(policy, gpu)
+            launch = "graph"
         number = self.graph_for(gpu) if graph is None else graph
         if plan is None and regions is None:
             wanted = policy, number, gpu, launch
@@ -242,6 +257,17 @@ class Profile:
                 if known.plan is not None and (known.policy, known.graph, known.gpu, known.launch) == wanted:
                     return known
         return self._schedules.schedule(gpu, policy, graph=number, launch=launch, regions=regions, plan=plan)
+
+    def _own_plan(self, policy: str, gpu: Gpu) -> tuple[int, Plan]:
+        if (policy, gpu.name) not in self.own_plans:
+            raise UsageError(f"policy {policy} compiles a program, and this profile has none for {gpu.name}")
+        return self.own_plans[policy, gpu.name]
+
+    def with_plan(self, gpu: Gpu, graph: Graph, costs: Sequence[Cost], plan: Plan) -> Profile:
+        """A copy with the plan that a compiler made for a GPU, of a graph of its own."""
+        place = {(plan.policy, gpu.name): (len(self.graphs), plan)}
+        graphs, all_costs = (*self.graphs, graph), (*self.costs, tuple(costs))
+        return replace(self, graphs=graphs, costs=all_costs, own_plans={**self.own_plans, **place})
 
     def plan(self, schedule: Schedule) -> Plan | None:
         """The plan of a schedule of this profile; for a saved schedule it is made again where no compiler is needed,

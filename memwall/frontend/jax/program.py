@@ -61,11 +61,13 @@ class JaxProgram(Program):
         given = self._given(writer, arguments, keywords)
         leaves = jax.tree_util.tree_leaves(given)
         weights = jax.tree_util.tree_leaves(given[: self.parameters])
+        optimizer = None
         if options.mode == "training":
-            outputs, optimizer = self._trained(walk, arguments, keywords, given)
+            optimizer = self._transformation(walk)
+            outputs = self._trained(walk, arguments, keywords, given, optimizer)
         else:
             closed, _ = self._jaxpr(self.function, arguments, keywords)
-            outputs, optimizer = walk.closed(closed, leaves), None
+            outputs = walk.closed(closed, leaves)
         own = [*weights, *walk.constants]
         graph = writer.graph(
             jax.tree_util.tree_leaves(given[self.parameters + self.buffers :]),
@@ -73,14 +75,42 @@ class JaxProgram(Program):
             tuple(dict.fromkeys(value for value in outputs if value is not None)),
             gradients=options.mode == "training",
         )
-        return self._result(graph, options, walk, own, optimizer)
+        return self._result(graph, options, walk, own, optimizer and optimizer[0])
 
-    def exported(self, platform: str, dtype: str | None = None) -> bytes:
-        """The function as XLA compiles it for ``cuda``, ``rocm`` or ``tpu``, serialized by ``jax.export``."""
-        arguments, keywords = self._shapes(dtype)
-        with _blamed(f"exporting {self.target or self.name}"):
-            made = jax.export.export(jax.jit(self.function), platforms=(platform,))(*arguments, **keywords)
-            return bytes(made.serialize())
+    def exported(self, options: TraceOptions, platform: str) -> bytes:
+        """As :meth:`memwall.frontend.program.Program.exported`: a function of the leaves, which any tree can be made
+        of; in training the old weights and states are donated."""
+        arguments, keywords = self._shapes(options.dtype)
+        step: Callable[..., Any] = self.function
+        donated: tuple[Tree, ...] = ()
+        if options.mode == "training":
+            step, arguments, donated = self._training_step(arguments)
+        leaves, tree = jax.tree_util.tree_flatten((arguments, keywords))
+
+        def flat(*given: Any) -> list[Any]:
+            positional, named = jax.tree_util.tree_unflatten(tree, given)
+            return jax.tree_util.tree_leaves(step(*positional, **named))
+
+        with _blamed(f"exporting {self.target or self.name}"), users_code():
+            jitted = jax.jit(flat, donate_argnums=tuple(range(len(jax.tree_util.tree_leaves(donated)))))
+            return bytes(jax.export.export(jitted, platforms=(platform,))(*leaves).serialize())
+
+    def _training_step(
+        self, arguments: Sequence[Tree]
+    ) -> tuple[Callable[..., Any], tuple[Tree, ...], tuple[Tree, ...]]:
+        """A whole step as one function, its arguments, and the first of them, which it may overwrite."""
+        optimizer = self._transformation(None)
+        differentiated = jax.value_and_grad(self._scalar)
+        if optimizer is None:
+            return differentiated, tuple(arguments), ()
+        _, transformation = optimizer
+        state = jax.eval_shape(transformation.init, arguments[0])
+
+        def step(params: Tree, state: Tree, *rest: Tree, **keywords: Tree) -> Any:
+            loss, gradients = differentiated(params, *rest, **keywords)
+            return loss, *_updated(transformation, gradients, state, params)
+
+        return step, (arguments[0], state, *arguments[1:]), (arguments[0], state)
 
     # -- the arguments -----------------------------------------------------------------------------------------------
 
@@ -124,9 +154,14 @@ class JaxProgram(Program):
             return jax.make_jaxpr(function, return_shape=True)(*arguments, **keywords)
 
     def _trained(
-        self, walk: Walk, arguments: Sequence[Tree], keywords: Mapping[str, Tree], given: Sequence[Tree]
-    ) -> tuple[list[int | None], str | None]:
-        """Forward, backward and the optimizer's step: the values that outlive it, and the optimizer's name."""
+        self,
+        walk: Walk,
+        arguments: Sequence[Tree],
+        keywords: Mapping[str, Tree],
+        given: Sequence[Tree],
+        optimizer: tuple[str, Any] | None,
+    ) -> list[int | None]:
+        """Forward, backward and the optimizer's step: the values that outlive it."""
         if not self.parameters or not jax.tree_util.tree_leaves(arguments[0]):
             raise UsageError(
                 f"{self.target or self.name}: --mode training takes the gradient by the first argument, which is to be"
@@ -139,10 +174,9 @@ class JaxProgram(Program):
         writer = walk.writer
         for value, weight in zip(gradients, jax.tree_util.tree_leaves(given[0]), strict=True):
             _name(writer, value, "gradient", writer.storages[writer.values[weight].storage].name)
-        made = self._transformation(walk)
-        if made is None:
-            return values, None
-        name, transformation = made
+        if optimizer is None:
+            return values
+        _, transformation = optimizer
         with _blamed("making the optimizer's state"):
             state = jax.eval_shape(transformation.init, arguments[0])
         step = lambda grads, held, params: _updated(transformation, grads, held, params)  # noqa: E731
@@ -154,7 +188,7 @@ class JaxProgram(Program):
         given_step = [*gradients, *jax.tree_util.tree_leaves((held, given[0]))]
         updated = walk.closed(closed, given_step)
         _donated(writer, updated, [*jax.tree_util.tree_leaves(given[0]), *jax.tree_util.tree_leaves(held)])
-        return [values[0], *updated], name
+        return [values[0], *updated]
 
     def _scalar(self, *arguments: Tree, **keywords: Tree) -> Any:
         """What gradients are taken of: the loss of the result, the result where it is a number, or its first item; else
@@ -168,7 +202,7 @@ class JaxProgram(Program):
         floats = [leaf for leaf in jax.tree_util.tree_leaves(result) if jnp.issubdtype(leaf.dtype, jnp.floating)]
         return sum(jnp.sum(leaf, dtype=jnp.float32) for leaf in floats)
 
-    def _transformation(self, walk: Walk) -> tuple[str, Any] | None:
+    def _transformation(self, walk: Walk | None) -> tuple[str, Any] | None:
         """Name and transformation of the optimizer; None where there is none."""
         asked = self.optimizer
         if asked is None or asked == "none":
@@ -182,7 +216,8 @@ class JaxProgram(Program):
             try:
                 optax = importlib.import_module("optax")
             except ImportError:
-                walk.notes["the step ends after backward: optax, which has its optimizer, is not installed"] = None
+                if walk is not None:
+                    walk.notes["the step ends after backward: optax, which has its optimizer, is not installed"] = None
                 return None
             function, numbers = _OPTIMIZERS[name]
             return name, getattr(optax, function)(*numbers)
