@@ -46,7 +46,7 @@ def first(node: Node, value: int) -> list[OnnxTensor]:
 
 
 def binary(op: str, swapped: str = "", **attributes: Any) -> Row:
-    """A function of two tensors, or of a tensor and a number. ``swapped`` is the op whose other operand comes first."""
+    """A function of two tensors, or of a tensor and a number. ``swapped`` is the op that takes the number first."""
 
     def row(node: Node) -> list[OnnxTensor]:
         left, right = node.need(0), node.need(1)
@@ -84,6 +84,17 @@ def power(node: Node) -> list[OnnxTensor]:
     if exponent is not None:
         return first(node, node.run("aten.pow.Tensor_Scalar", [node.id(0)], "self", {"exponent": exponent}))
     return first(node, node.run("aten.pow.Tensor_Tensor", [node.id(0), node.id(1)], "self exponent"))
+
+
+def divided(node: Node) -> list[OnnxTensor]:
+    """A number over a tensor is the tensor's reciprocal, times the number unless that is 1, as in torch."""
+    above = node.need(0).scalar
+    if above is None or node.need(1).scalar is not None:
+        return list(binary("aten.div.Tensor")(node))
+    value = node.run("reciprocal", [node.id(1)], "self", outputs=[node.new()])
+    if above != 1:
+        value = node.run("aten.mul.Tensor", [value], "self", {"other": above}, [node.new()])
+    return first(node, value)
 
 
 def clip(node: Node) -> list[OnnxTensor]:
@@ -151,14 +162,14 @@ POINTWISE: Mapping[str, Row] = {
     "Add": binary("aten.add.Tensor", "aten.add.Tensor", alpha=1),
     "Sub": binary("aten.sub.Tensor", "aten.rsub.Scalar", alpha=1),
     "Mul": binary("aten.mul.Tensor", "aten.mul.Tensor"),
-    "Div": binary("aten.div.Tensor"),
+    "Div": divided,
     "Mod": binary("aten.remainder.Tensor"),
     "And": binary("logical_and"), "Or": binary("logical_or"), "Xor": binary("logical_xor"),
     "BitwiseAnd": binary("aten.bitwise_and.Tensor"), "BitwiseOr": binary("aten.bitwise_or.Tensor"),
     "BitwiseXor": binary("aten.bitwise_xor.Tensor"), "BitShift": binary("bitwise_left_shift"),
     "Equal": binary("aten.eq.Tensor", "aten.eq.Tensor"),
-    "Less": binary("aten.lt.Tensor"), "LessOrEqual": binary("aten.le.Tensor"),
-    "Greater": binary("aten.gt.Tensor"), "GreaterOrEqual": binary("aten.ge.Tensor"),
+    "Less": binary("aten.lt.Tensor", "aten.gt.Tensor"), "LessOrEqual": binary("aten.le.Tensor", "aten.ge.Tensor"),
+    "Greater": binary("aten.gt.Tensor", "aten.lt.Tensor"), "GreaterOrEqual": binary("aten.ge.Tensor", "aten.le.Tensor"),
     "Max": chained("maximum"), "Min": chained("minimum"),
     "Sum": chained("aten.add.Tensor"), "Mean": chained("aten.add.Tensor", "aten.div.Tensor"),
     "Pow": power,

@@ -1,0 +1,62 @@
+"""One model written for several front ends is one graph: equal FLOPs of products, convolutions and attention, and equal
+bytes that no fusion avoids (policy ideal). FLOPs of the torch form are counted by hand."""
+
+import warnings
+
+import pytest
+import torch
+
+import memwall
+from memwall.fusion.ideal import ideal_plan
+from tests.unit.conformance_torch import EXPERTS, HEADS, KEY_HEADS, SIZE, TOKENS, WIDTH, models
+
+#: name → multiply-adds: of MLPs, of projections, of 2 products of scores for each head; of filters at each place
+_ROWS = 2 * TOKENS
+_SCORES = 2 * 2 * HEADS * TOKENS * TOKENS * SIZE
+_GPT = _ROWS * (4 + 8) * WIDTH * WIDTH + _SCORES
+MULTIPLY_ADDS = {
+    "mlp": _ROWS * 8 * WIDTH * WIDTH,
+    "resnet": 2 * 16 * 16 * 32 * (9 * 16 + 9 * 32 + 16),
+    "gpt": _GPT,
+    "llama": _ROWS * WIDTH * (2 * WIDTH + 2 * KEY_HEADS * SIZE + 3 * 2 * WIDTH) + _SCORES,
+    "moe": TOKENS * WIDTH * EXPERTS * (1 + 2 * 2 * WIDTH),
+    "vit": 2 * 64 * WIDTH * 3 * 16 + _GPT + 2 * WIDTH * 10,
+    "unet": 2 * 9 * (32 * 32 * (16 * 32 + 64 * 16) + 16 * 16 * 32 * 32),
+    "lstm": 8 * 2 * 4 * WIDTH * 2 * WIDTH,
+}
+#: an LSTM's gates count as well: 27 FLOP for each hidden element
+_GATES = {"lstm": 27 * 16 * WIDTH}
+PRODUCTS = ("contraction", "convolution", "attention")
+
+
+def figures(profile):
+    """FLOPs of products, and bytes of the ideal plan."""
+    graph, costs = profile.graph, profile.costs[0]
+    flops = sum(cost.total_flops for op, cost in zip(graph.ops, costs, strict=True) if op.op_class in PRODUCTS)
+    return flops, sum(group.cost.bytes for group in ideal_plan(graph, costs).groups)
+
+
+@pytest.fixture(scope="module")
+def torch_figures():
+    torch.manual_seed(0)
+    found = {}
+    for name, (module, inputs) in models().items():
+        found[name] = figures(memwall.profile(module, inputs, gpu="h100-sxm")), module, inputs
+    return found
+
+
+@pytest.mark.parametrize("name", MULTIPLY_ADDS)
+def test_products_in_torch_are_those_counted_by_hand(name, torch_figures):
+    assert torch_figures[name][0][0] == 2 * MULTIPLY_ADDS[name] + _GATES.get(name, 0)
+
+
+@pytest.mark.parametrize("name", MULTIPLY_ADDS)
+def test_a_file_of_onnx_is_the_module_that_it_was_exported_from(name, torch_figures, tmp_path):
+    pytest.importorskip("onnx", reason="needs the package onnx")
+    wanted, module, inputs = torch_figures[name]
+    path = str(tmp_path / "model.onnx")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter without onnxscript is the older one
+        as_it_is = {"training": torch.onnx.TrainingMode.PRESERVE, "do_constant_folding": False}
+        torch.onnx.export(module.eval(), inputs, path, opset_version=18, dynamo=False, **as_it_is)
+    assert figures(memwall.profile(path, gpu="h100-sxm")) == wanted
