@@ -122,8 +122,9 @@ def hosts(context: click.Context, parameter: click.Parameter, incomplete: str) -
 def clusters(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Names of clusters."""
     from memwall.hardware.cluster import cluster_names
+    from memwall.hardware.slices import slice_names
 
-    return _starting(incomplete, cluster_names())
+    return _starting(incomplete, (*cluster_names(), *slice_names()))
 
 
 def policies(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

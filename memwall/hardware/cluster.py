@@ -1,5 +1,6 @@
 """A cluster: GPUs, the links that join them, level by level, and what a collective library reaches over each.
 
+Slices of TPUs are made by their names (:mod:`memwall.hardware.slices`).
 ``hardware_specs/clusters`` has a TOML file for each cluster that memwall knows, with a source next to each number; a
 file of a user's own has the same keys. It needs ``schema``, ``name``, ``gpu``, ``gpus_per_node`` and a ``[link.NAME]``
 for each level, the innermost first. ``protocols`` of a link, and the seconds of eager calls, may be left out:
@@ -23,7 +24,8 @@ from memwall.hardware.gpu import Gpu
 from memwall.hardware.gpu_spec import places_of
 from memwall.hardware.host import Host, load_host
 from memwall.hardware.links import KINDS, PROTOCOLS, Cluster, Link, Protocol
-from memwall.hardware.lookup import DEFAULT_GPU, distance, load_gpu
+from memwall.hardware.lookup import DEFAULT_GPU, all_gpus, distance, load_gpu
+from memwall.hardware.slices import slice_names, slice_of, usual_slice
 
 SCHEMA = "memwall.cluster/1"
 
@@ -35,7 +37,7 @@ def hardware_of(cluster: Cluster, host: str | Path | Host | None = None) -> Gpu:
 
 
 def cluster_names() -> tuple[str, ...]:
-    """Names of all clusters that memwall knows."""
+    """Names of all clusters that memwall has a file of."""
     return tuple(_files())
 
 
@@ -49,9 +51,11 @@ def load_cluster(name_or_path: str | Path | Cluster) -> Cluster:
         return name_or_path
     if str(name_or_path).lower() in _files():
         return _packaged(str(name_or_path).lower())
+    if isinstance(name_or_path, str) and (made := slice_of(name_or_path)):
+        return made
     if isinstance(name_or_path, Path) or "/" in name_or_path or name_or_path.lower().endswith(".toml"):
         return with_nearest_protocols(read_cluster(name_or_path), stated_clusters())
-    raise unknown("cluster named", name_or_path, _files())
+    raise unknown("cluster named", name_or_path, (*_files(), *slice_names()))
 
 
 @cache
@@ -192,7 +196,9 @@ def _check_filled(cluster: Cluster, world: int) -> None:
 
 def cluster_of(gpu: Gpu) -> Cluster:
     """The cluster that memwall knows with a GPU, the first by name; else the one whose innermost link has the most
-    similar rate, of the same architecture if several do."""
+    similar rate, of the same architecture if several do. Of a TPU its usual slice."""
+    if gpu.name in (each.name for each in all_gpus() if each.tpu):
+        return usual_slice(gpu)
     known = [load_cluster(name) for name in cluster_names()]
 
     def away(cluster: Cluster) -> tuple[bool, float, bool]:

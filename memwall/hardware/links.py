@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from itertools import combinations
+from typing import Annotated, NamedTuple
 
 from memwall.core.errors import UsageError, unknown
 from memwall.core.structure import BadRecord, at_least_1, count, one_of
@@ -14,13 +15,17 @@ from memwall.hardware.checks import Line, NotNegative, Positive, fraction
 #: kind of link -> its medium, and the sort of it: links of one sort resemble each other most, then those of one medium
 KINDS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("nvlink", "nvswitch", "nvls", "xgmi"), ("nvlink", "")), "pcie": ("pcie", ""),
-    **{kind: ("network", kind) for kind in ("infiniband", "efa", "ethernet")},
+    **{kind: ("network", kind) for kind in ("infiniband", "efa", "ethernet", "dcn")}, "ici": ("ici", ""),
 }  # fmt: skip
+#: kinds that join TPUs, whose collectives are XLA's: links of a torus, and the network between slices
+_OF_TPUS = ("ici", "dcn")
+_OF_GPUS = tuple(kind for kind in KINDS if kind not in _OF_TPUS)
 #: protocol -> the kinds of links that can run it
 PROTOCOLS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("ll", "ll128", "simple", "direct_ll", "direct", "send"), tuple(KINDS)),
-    **dict.fromkeys(("one_shot", "two_shot", "trtllm_one_shot", "trtllm_two_shot"), tuple(KINDS)[:5]),
+    **dict.fromkeys(("ll", "ll128", "simple", "direct_ll", "direct", "send"), _OF_GPUS),
+    **dict.fromkeys(("one_shot", "two_shot", "trtllm_one_shot", "trtllm_two_shot"), _OF_GPUS[:5]),
     "nvls": ("nvls",),
+    "torus": _OF_TPUS,
 }
 LIBRARIES = ("nccl", "custom", "trtllm")
 
@@ -39,6 +44,18 @@ class Protocol:
     own_parts: NotNegative = 0.0
 
 
+class Axis(NamedTuple):
+    """Chips along an axis of a torus, and bytes/s of the links by which a chip sends to both neighbours, or, where the
+    ends are not joined, to one."""
+
+    chips: int
+    rate: float
+
+    def hops(self, link_bytes_per_s: float) -> int:
+        """Links from a chip to the one that is furthest away; half as many where the ends are joined."""
+        return self.chips // 2 if self.rate > link_bytes_per_s else self.chips - 1
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """One level: what joins GPUs, or the groups that the level below joins."""
@@ -46,25 +63,52 @@ class Link:
     kind: Annotated[str, one_of(KINDS)]
     #: most GPUs that it joins; 0: any number
     gpus: Annotated[int, count]
-    #: one way, of one GPU; between groups, of one of the ``rails``
+    #: one way, of one GPU; between groups, of one of the ``rails``; of a torus, of one of the two along an axis
     bytes_per_s: Positive
     #: paths from a group; each of its GPUs can use one
     rails: Annotated[int, at_least_1] = 1
-    #: links that the rings use among 2, 3, ... GPUs, where no switch makes all equal; the last is all of them
+    #: links that the rings use among 2, 3, ... GPUs, where no switch makes all equal; the last is all of them. Of a
+    #: torus: for each axis 1 where its ends are joined, else 0
     rings: tuple[int, ...] = ()
     #: whether other links may take its protocols: not if it is known to be unlike its kind
     lends: bool = True
     #: name of :data:`PROTOCOLS` -> how it uses the link
     protocols: Mapping[str, Protocol] = field(default_factory=dict)
+    #: chips along each axis of a torus, whose links join neighbours
+    torus: tuple[int, ...] = ()
 
     def rate(self, gpus: int, groups: int) -> float:
         """Bytes/s one way out of a group of ``gpus`` to the other ``groups``."""
+        if self.torus:
+            return sum(axis.rate for axis in self.axes(groups))
         if self.rings and groups > 1:
             return self.bytes_per_s * self.rings[min(groups, len(self.rings) + 1) - 2] / self.rings[-1]
         return self.bytes_per_s * min(gpus, self.rails)
 
+    def most_rate(self, gpus: int, groups: int) -> float:
+        """Bytes/s that no way of sending exceeds: a chip of a torus may use all its links."""
+        return 2 * len(self.torus) * self.bytes_per_s if self.torus else self.rate(gpus, groups)
+
+    def axes(self, groups: int) -> tuple[Axis, ...]:
+        """The axes of a torus that so many of its chips fill: whole ones, as few as can be, else parts of them."""
+        whole = [(length, bool(ring)) for length, ring in zip(self.torus, self.rings, strict=True) if length > 1]
+        for number in range(1, len(whole) + 1):
+            for some in combinations(whole, number):
+                if math.prod(length for length, _ in some) == groups:
+                    return tuple(Axis(length, self.bytes_per_s * (1 + ring)) for length, ring in some)
+        found = list[Axis]()
+        for length, ring in sorted(whole, reverse=True):
+            part = math.gcd(length, groups)
+            if part > 1:
+                found.append(Axis(part, self.bytes_per_s * (1 + (ring and part == length))))
+                groups //= part
+        return tuple(found) if groups == 1 else (*found, Axis(groups, self.bytes_per_s))
+
     def check(self) -> None:
-        if self.rings and (0 in self.rings or self.gpus != len(self.rings) + 1):
+        if self.torus:
+            if len(self.rings) != len(self.torus) or math.prod(self.torus) != self.gpus:
+                raise BadRecord(": torus has a length for each axis, all chips in all; rings a 0 or 1 for each")
+        elif self.rings and (0 in self.rings or self.gpus != len(self.rings) + 1):
             raise BadRecord(": rings has a number above 0 for each of 2, 3, ... GPUs that the link joins")
         for name in self.protocols:
             if name not in PROTOCOLS or self.kind not in PROTOCOLS[name]:

@@ -5,7 +5,9 @@ there. In a ring of n GPUs each sends ``(n - 1) / n`` of the message, and twice 
 Yuan, 2009); between nodes that crosses all rails. A tree sends 2 messages in ``log n`` steps between nodes (double
 binary trees: Sanders et al., 2009). A switch that does the sums (NVLS) has each GPU send its message and receive its
 part of the sum: ``(n + 1) / n``. Hierarchically, nodes exchange only what their GPUs have summed. NCCL has three
-protocols: LL and LL128 have short steps and a low rate, Simple the opposite. Each time is that of
+protocols: LL and LL128 have short steps and a low rate, Simple the opposite. On a torus of TPUs rings run along all
+axes at once and in both directions: bytes over the links of these, whatever their lengths (JAX scaling book, "Sharded
+matrices"); an all-to-all of a ring crosses a quarter of it. Each time is that of
 :class:`~memwall.hardware.cluster.Protocol`; levels overlap, and the fastest algorithm and protocol is taken.
 """
 
@@ -22,7 +24,7 @@ from memwall.core.question import Option
 from memwall.core.ranks import read_ranks
 from memwall.core.units import counted, percent
 from memwall.hardware.cluster import hardware_of, load_cluster
-from memwall.hardware.links import KINDS, LIBRARIES, PROTOCOLS, Cluster, Link, Protocol
+from memwall.hardware.links import KINDS, LIBRARIES, PROTOCOLS, Axis, Cluster, Link, Protocol
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops.launches import Message
@@ -79,9 +81,11 @@ _BLOCKS: Mapping[str, int] = {"nvlink": 24, "network": 16, "pcie": 16}
 
 def taken_shares(link: Link | None, gpu: Gpu, bytes_per_s: float = 0.0) -> tuple[float, float]:
     """What a message takes from other kernels: shares of the multiprocessors and of the memory's bandwidth. ``link``:
-    the outermost that it crosses, None for the GPU's own; ``bytes_per_s``: what it reads and writes in memory."""
+    the outermost that it crosses, None for the GPU's own; ``bytes_per_s``: what it reads and writes in memory. Links
+    of TPUs move data without their cores."""
     medium = KINDS[link.kind][0] if link else "nvlink"
-    return _BLOCKS[medium] / gpu.sm_count, bytes_per_s / gpu.dram_bytes_per_s
+    blocks = 0 if gpu.tpu else _BLOCKS[medium]
+    return blocks / gpu.sm_count, bytes_per_s / gpu.dram_bytes_per_s
 
 
 def message_time(message: Message, cluster: Cluster) -> CollectiveTime:
@@ -132,6 +136,15 @@ class LinkLevel(NamedTuple):
     @property
     def rate(self) -> float:
         return self.link.rate(self.gpus, self.groups)
+
+    @property
+    def most_rate(self) -> float:
+        return self.link.most_rate(self.gpus, self.groups)
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """Of a torus; of other links one that has all groups."""
+        return self.link.axes(self.groups) if self.link.torus else (Axis(self.groups, self.rate),)
 
 
 class Leg(NamedTuple):
@@ -201,6 +214,29 @@ def _in_switch(levels: Sequence[LinkLevel], rounds: int = 1) -> list[Leg]:
     return [Leg(first.level, 1, (parts + 1) / parts), *others]
 
 
+def _torus(levels: Sequence[LinkLevel], rounds: int = 1, whole: bool = False) -> list[Leg]:
+    """Rings along all axes at once, in both directions; slices exchange what their chips have summed. ``whole``: the
+    message goes around undivided."""
+    legs = _hierarchy(levels, rounds)
+    return [leg._replace(steps=rounds * _hops(leg.level), share=1.0 if whole else leg.share, own=0.0) for leg in legs]
+
+
+def _hops(level: LinkLevel) -> int:
+    return sum(axis.hops(level.link.bytes_per_s) for axis in level.axes)
+
+
+def _torus_pairs(levels: Sequence[LinkLevel], rounds: int = 1) -> list[Leg]:
+    """Every chip sends a part to each other one: on average over a quarter of each ring, and over links that an axis
+    without a ring has half of."""
+    workers, legs = math.prod(level.groups for level in levels), []
+    for each in levels:
+        share = each.gpus * each.gpus * (each.groups - 1) / workers
+        if each.link.torus:
+            share = each.rate * max(axis.chips / 4 / axis.rate for axis in each.axes)
+        legs.append(Leg(each, _hops(each), share))
+    return legs
+
+
 def _pairs(levels: Sequence[LinkLevel], rounds: int = 1) -> list[Leg]:
     """Every GPU sends a part to each other one, over the level that joins the two."""
     workers = math.prod(level.groups for level in levels)
@@ -231,22 +267,27 @@ class CollectiveOp(NamedTuple):
         return 1.0 if self.whole else self.rounds * (workers - 1) / workers
 
 
+def _torus_chain(levels: Sequence[LinkLevel], rounds: int = 1) -> list[Leg]:
+    return _torus(levels, rounds, whole=True)
+
+
 def _chain(levels: Sequence[LinkLevel], rounds: int = 1) -> list[Leg]:
     return _ring(levels, rounds, whole=True)
 
 
 OPS: Mapping[str, CollectiveOp] = {
-    "all_reduce": CollectiveOp(2, {"ring": _ring, "tree": _tree, "nvls": _in_switch}),
-    "all_gather": CollectiveOp(1, {"ring": _ring, "hierarchical": _hierarchy}),
-    "reduce_scatter": CollectiveOp(1, {"ring": _ring, "hierarchical": _hierarchy}),
-    "all_to_all": CollectiveOp(1, {"direct": _pairs}),
-    "broadcast": CollectiveOp(1, {"ring": _chain, "tree": _tree}, whole=True),
-    "send_recv": CollectiveOp(1, {"send": _transfer, "direct": _transfer}, whole=True),
+    "all_reduce": CollectiveOp(2, {"ring": _ring, "tree": _tree, "nvls": _in_switch, "torus": _torus}),
+    "all_gather": CollectiveOp(1, {"ring": _ring, "hierarchical": _hierarchy, "torus": _torus}),
+    "reduce_scatter": CollectiveOp(1, {"ring": _ring, "hierarchical": _hierarchy, "torus": _torus}),
+    "all_to_all": CollectiveOp(1, {"direct": _pairs, "torus": _torus_pairs}),
+    "broadcast": CollectiveOp(1, {"ring": _chain, "tree": _tree, "torus": _torus_chain}, whole=True),
+    "send_recv": CollectiveOp(1, {"send": _transfer, "direct": _transfer, "torus": _transfer}, whole=True),
 }
 #: algorithm → its protocols: of the innermost level, and of the others
 _PROTOCOLS: Mapping[str, tuple[tuple[str, str], ...]] = {
     **dict.fromkeys(("ring", "tree", "hierarchical"), (("ll", "ll"), ("ll128", "ll128"), ("simple", "simple"))),
     "nvls": (("nvls", "simple"),),
+    "torus": (("torus", "torus"),),
     "direct": (("direct_ll", "direct_ll"), ("direct", "direct")),
     "send": (("send", "send"),),
     "one-shot": (("one_shot", "one_shot"),),
@@ -324,7 +365,9 @@ def collective_s(
     time_s, way = min(((way.time_s(nbytes), way) for way in ways), key=lambda item: item[0])
     sent = {leg.level.name: leg.share * nbytes for leg in way.legs}
     eager_s = _eager_s(found, time_s, nbytes, library, op) if launch == "eager" else time_s
-    wire_s = _slowest_s(next(iter(OPS[op].algorithms.values()))(levels, OPS[op].rounds)) * nbytes
+    algorithms = OPS[op].algorithms
+    first = "torus" if way.algorithm == "torus" else next(iter(algorithms))
+    wire_s = _slowest_s(algorithms[first](levels, OPS[op].rounds)) * nbytes
     words = f"{_words(way)}; {percent(wire_s / time_s)} of the link's rate"
     return CollectiveTime(max(eager_s, bound_s), wire_s, bound_s, way.algorithm, way.protocol, sent, words)
 
@@ -369,15 +412,20 @@ def _slowest_s(legs: Sequence[Leg]) -> float:
     return max(leg.share / leg.level.rate for leg in legs)
 
 
+def _least_s(legs: Sequence[Leg]) -> float:
+    """The same at the rate that no algorithm exceeds."""
+    return max(leg.share / leg.level.most_rate for leg in legs)
+
+
 def _bound_s(op: CollectiveOp, levels: Sequence[LinkLevel]) -> float:
     """Seconds per byte of message that no algorithm beats: switches that do sums spare half of an all-reduce."""
     if op.algorithms == OPS["all_to_all"].algorithms:
-        return _slowest_s(_pairs(levels))
+        return _least_s(_pairs(levels))
     if op.whole:
-        return 1 / levels[-1].rate
+        return 1 / levels[-1].most_rate
     legs = _hierarchy(levels, op.rounds)
     in_switch = [leg._replace(share=leg.share / op.rounds) if leg.level.link.kind == "nvls" else leg for leg in legs]
-    return _slowest_s(in_switch)
+    return _least_s(in_switch)
 
 
 def _eager_s(cluster: Cluster, time_s: float, nbytes: float, library: str, op: str) -> float:
