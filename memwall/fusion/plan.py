@@ -63,12 +63,14 @@ class Refusal:
 @dataclass(frozen=True)
 class Plan:
     """How a policy executes a graph: its groups in launch order, and what it refused to fuse and why. ``outside``:
-    the ops that no compiled graph holds, which the host issues as without a compiler."""
+    the ops that no compiled graph holds, which the host issues as without a compiler. ``peak_bytes``: of the buffers
+    that a compiler has assigned, where it has; else lives of storages tell."""
 
     policy: str
     groups: tuple[Group, ...]
     refusals: tuple[Refusal, ...] = ()
     outside: frozenset[int] = frozenset()
+    peak_bytes: int | None = None
 
 
 class Grouped(Protocol):

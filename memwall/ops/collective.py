@@ -89,6 +89,13 @@ def send(call: Call) -> Cost:
     return _cost(call, op_name, nbytes, nbytes, 0, nbytes * bool(_others(call)))
 
 
+@op("lax::ppermute")
+def permute(call: Call) -> Cost:
+    """Each rank sends its message to one and receives one of another."""
+    nbytes = call.write_bytes
+    return _cost(call, "send_recv", nbytes, call.read_bytes, nbytes, nbytes * bool(_others(call)))
+
+
 @op("c10d::gather_ c10d::scatter_")
 def gather(call: Call) -> Cost:
     """A part of each rank to, or from, one of them, which sends or receives as in an all-to-all; another moves its part

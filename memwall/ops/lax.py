@@ -276,10 +276,14 @@ def gather(call: Call) -> Cost:
 @_lax("reduction", "scatter_add scatter_sub", loop=loops.scatter)
 def scatter(call: Call) -> Cost:
     """A copy of the operand, then the updates at the places that ``indices`` name; an add for each of their elements
-    where they are added."""
-    operand, updates = call.need("operand"), call.need("updates")
+    where they are added. In place, where the operand is the result, the updates alone."""
+    operand, updates = call.arg("operand"), call.need("updates")
     adds = updates.numel * call.name.endswith(("_add", "_sub", "_mul"))
-    touched = fetched_bytes(operand, updates.numel)
+    touched = fetched_bytes(operand or call.outputs[0], updates.numel)
+    if operand is None:
+        read = call.read_bytes + touched * (call.name != "lax.scatter")
+        cost = call.cost(vector_flops(updates, adds), read_bytes=read, write_bytes=touched)
+        return launched(cost, stream_of(cost, updates.numel))
     cost = call.cost(vector_flops(updates, adds))
     placed = Stream(
         read_bytes=call.bytes_except("operand") + touched,

@@ -67,6 +67,16 @@ def reserved_bytes(gpu: Gpu, peak_bytes: int) -> int:
     return 0 if gpu.cpu or gpu.tpu else CONTEXT_BYTES + round(ALLOCATOR_SHARE * peak_bytes)
 
 
+def planned_peak(graph: Graph, plan: Plan) -> MemoryPeak:
+    """The peak of a plan: that of the buffers that a compiler has assigned, where it has, of which all is temporary
+    that was not there before; else :func:`memory_peak`."""
+    if plan.peak_bytes is None:
+        return memory_peak(graph, plan)
+    before = dict(zip(KINDS, next(memory_levels(graph, plan)), strict=True))
+    held = min(sum(before.values()), plan.peak_bytes)
+    return MemoryPeak(**{**before, "temporaries": before["temporaries"] + plan.peak_bytes - held})
+
+
 def memory_peak(graph: Graph, plan: Plan) -> MemoryPeak:
     """The moment of :func:`memory_levels` when most bytes are alive."""
     most, level = max(enumerate(memory_levels(graph, plan)), key=lambda numbered: sum(numbered[1]))

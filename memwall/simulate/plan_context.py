@@ -18,7 +18,7 @@ from memwall.ops.registry import class_order
 from memwall.perfmodel.collectives import link_of, ways_of
 from memwall.simulate.issue import work_of
 from memwall.simulate.launch_queue import QueuedKernel
-from memwall.simulate.memory import MemoryPeak, memory_peak, reuse_distances
+from memwall.simulate.memory import MemoryPeak, planned_peak, reuse_distances
 from memwall.simulate.streams import Lanes
 
 #: Classes whose FLOPs count for MFU: the model's matrix work.
@@ -109,7 +109,7 @@ class PlanContext:
             kinds=kinds,
             order=order,
             by_class=by_class,
-            memory=memory_peak(graph, plan),
+            memory=planned_peak(graph, plan),
             matrix=[number for number in order if kinds[number].multiplies],
             kernels=total(kind.group.cost.kernels for kind in kinds),
             total_flops=total(kind.flops for kind in kinds),

@@ -27,7 +27,7 @@ _CAN = "XLA compiles without a device for NVIDIA GPUs from the P100 on, and for 
 
 
 @dataclass(frozen=True)
-class Tpu:
+class TpuSlice:
     """A generation of TPUs: libtpu's name of it, the axes of its torus, and further options of a topology."""
 
     name: str
@@ -36,12 +36,12 @@ class Tpu:
 
 
 #: part of a spec's name → its generation. Two cores of a v4 and a v5p are one device (megacore), those of a 7x are two
-TPUS: Mapping[str, Tpu] = {
-    "v4": Tpu("v4", 3, {"chip_config_name": "megacore"}),
-    "v5e": Tpu("v5e", 2),
-    "v5p": Tpu("v5p", 3),
-    "v6e": Tpu("v6e", 2),
-    "7x": Tpu("tpu7x", 3),
+TPUS: Mapping[str, TpuSlice] = {
+    "v4": TpuSlice("v4", 3, {"chip_config_name": "megacore"}),
+    "v5e": TpuSlice("v5e", 2),
+    "v5p": TpuSlice("v5p", 3),
+    "v6e": TpuSlice("v6e", 2),
+    "7x": TpuSlice("tpu7x", 3),
 }
 
 

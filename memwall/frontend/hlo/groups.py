@@ -1,0 +1,26 @@
+"""Which devices a collective joins: ``replica_groups`` as lists, or as a grid that is cut into rows."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from memwall.frontend.hlo.module import HloInstruction
+
+_GRID = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_GROUP = re.compile(r"\{([\d,\s]+)\}")
+
+
+def replica_groups(one: HloInstruction, devices: int) -> list[int]:
+    """The devices of the first group: all of them where none are named."""
+    text = one.attributes.get("replica_groups", "") or one.attributes.get("source_target_pairs", "")
+    grid = _GRID.match(text)
+    if grid is not None:
+        of_group, sizes, axes = ([int(n) for n in (part or "").split(",") if n] for part in grid.groups())
+        found = np.arange(np.prod(sizes)).reshape(sizes).transpose(axes or range(len(sizes))).reshape(of_group)
+        return [int(device) for device in found.reshape(of_group[0], -1)[0]]
+    listed = _GROUP.search(text)
+    if listed is not None:
+        return [int(device) for device in listed[1].split(",")]
+    return list(range(devices))

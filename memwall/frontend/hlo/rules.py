@@ -1,0 +1,406 @@
+"""What an instruction yields within a kernel: a view, or the ops of ``jax.lax`` that compute it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memwall.core.graph import TensorSpec
+from memwall.core.ranks import ranks_text
+from memwall.frontend.hlo.convolutions import DOT, Window, dot_numbers, library_dot_numbers
+from memwall.frontend.hlo.groups import replica_groups
+from memwall.frontend.hlo.module import HloArray, HloInstruction, HloShape, arrays
+from memwall.frontend.hlo.names import COMBINED, REARRANGED
+from memwall.frontend.hlo.scalars import folded, primitive_of
+from memwall.frontend.hlo.sheet import HloConstant, Node, Sheet, values_of
+from memwall.frontend.jax.views import View, broadcast, reshaped, sliced, transposed
+
+_SLICE = re.compile(r"\[(\d+):(\d+)(?::(\d+))?\]")
+_WINDOW = re.compile(r"size=([\dx]+)")
+
+
+@dataclass(frozen=True)
+class HloStep:
+    """One instruction within a kernel: what is written to, its operands with their shapes, and whether what it updates
+    is written in place."""
+
+    to: Sheet
+    one: HloInstruction
+    operands: Sequence[Node]
+    shapes: Sequence[HloShape]
+    in_place: bool
+
+    @property
+    def results(self) -> list[HloArray]:
+        """The arrays that it yields."""
+        return [*arrays(self.one.shape)]
+
+    def value(self, number: int) -> int:
+        """An operand as a value."""
+        shape = self.shapes[number]
+        assert isinstance(shape, HloArray), f"{self.one.name}: operand {number} is a tuple"
+        return self.to.value(self.operands[number], shape)
+
+    def values(self, numbers: Sequence[int] | None = None) -> list[int]:
+        """All operands as values, constants left out; or some of them, constants written."""
+        if numbers is None:
+            return [value for node in self.operands for value in values_of(node)]
+        return [self.value(number) for number in numbers]
+
+    def write(
+        self,
+        name: str,
+        inputs: Sequence[int],
+        arguments: Sequence[str] = (),
+        attributes: Mapping[str, Any] | None = None,
+        results: Sequence[HloArray] | None = None,
+    ) -> Node:
+        """The results of an op."""
+        wanted = self.results if results is None else results
+        made = [self.to.new(array) for array in wanted]
+        self.to.op(f"lax.{name}", inputs, made, arguments, attributes)
+        return _shaped(self.one.shape, made) if results is None else made[0]
+
+    def number(self, number: int) -> float | None:
+        """What a scalar operand is, where it is known."""
+        node = self.operands[number]
+        if isinstance(node, HloConstant):
+            return node.number
+        return self.to.numbers.get(node) if isinstance(node, int) else None
+
+    def combined(self) -> str:
+        """What it does with two elements; empty where it is none of those that have a name."""
+        for name in self.one.called:
+            for inner in self.to.module.computations[name].instructions:
+                if inner.opcode in COMBINED:
+                    return COMBINED[inner.opcode]
+        return ""
+
+
+def _shaped(shape: HloShape, made: Sequence[int]) -> Node:
+    left = list(made)
+
+    def take(part: HloShape) -> Node:
+        return left.pop(0) if isinstance(part, HloArray) else tuple(map(take, part))
+
+    return take(shape)
+
+
+def computed(
+    to: Sheet, one: HloInstruction, operands: Sequence[Node], shapes: Sequence[HloShape], in_place: bool
+) -> Node:
+    """What an instruction yields; an operation without a rule is an op of its name, on all that it is given."""
+    step = HloStep(to, one, operands, shapes, in_place)
+    if primitive := primitive_of(one):
+        return _elementwise(step, primitive)
+    name = one.opcode.replace("-", "_")
+    rule = _RULES.get(name)
+    return rule(step) if rule is not None else step.write(name, step.values())
+
+
+def _elementwise(step: HloStep, name: str) -> Node:
+    if step.operands and all(isinstance(node, HloConstant) for node in step.operands):
+        return HloConstant(_folded(step, name))
+    array = step.results[0]
+    made = step.to.new(array)
+    step.to.op(f"lax.{name}", step.values(), (made,), ("x", "y", "z"), _said(name, array))
+    if not array.shape and (known := _folded(step, name)) is not None:
+        step.to.numbers[made] = known
+    return made
+
+
+def _said(name: str, array: HloArray) -> Mapping[str, Any]:
+    return {"new_dtype": array.dtype} if name == "convert_element_type" else {}
+
+
+def _folded(step: HloStep, name: str) -> float | None:
+    return folded(name, [step.number(number) for number in range(len(step.operands))])
+
+
+# -- views -------------------------------------------------------------------------------------------------------------
+
+
+def _viewed(view: Callable[[HloStep, TensorSpec], View | None]) -> Callable[[HloStep], Node]:
+    """A rule for what is another view of its first operand."""
+
+    def rule(step: HloStep) -> Node:
+        node = step.operands[0]
+        if not isinstance(node, int):
+            return node
+        found = view(step, step.to.graph.spec(node))
+        return step.to.seen(node, found, step.results[0], f"lax.{REARRANGED[step.one.opcode]}")
+
+    return rule
+
+
+def _bitcast(step: HloStep, spec: TensorSpec) -> View | None:
+    """The same bytes in another shape and layout: the axes of both from the slowest, and a reshape between them."""
+    source, result = step.shapes[0], step.results[0]
+    assert isinstance(source, HloArray)
+    laid = result.minor_to_major[::-1]
+    physical = transposed(spec, source.minor_to_major[::-1])
+    found = reshaped(TensorSpec(*physical[:2], spec.dtype), [result.shape[axis] for axis in laid])
+    if found is None:
+        return None
+    return transposed(TensorSpec(*found[:2], spec.dtype), [laid.index(axis) for axis in range(len(laid))])
+
+
+def _broadcast(step: HloStep, spec: TensorSpec) -> View:
+    return broadcast(spec, step.results[0].shape, step.one.integers("dimensions"))
+
+
+def _reshape(step: HloStep, spec: TensorSpec) -> View | None:
+    return reshaped(spec, step.results[0].shape)
+
+
+def _transpose(step: HloStep, spec: TensorSpec) -> View:
+    return transposed(spec, step.one.integers("dimensions"))
+
+
+def _slice(step: HloStep, spec: TensorSpec) -> View:
+    bounds = [[int(number or 1) for number in each] for each in _SLICE.findall(step.one.attributes["slice"])]
+    starts, limits, steps = zip(*bounds, strict=True) if bounds else ((), (), ())
+    return sliced(spec, starts, limits, steps)
+
+
+def _dynamic_slice(step: HloStep, spec: TensorSpec) -> View:
+    return _part(step, spec, 1, step.results[0].shape)
+
+
+def _part(step: HloStep, spec: TensorSpec, first: int, sizes: Sequence[int]) -> View:
+    """A part that begins where scalar operands say, at 0 where they cannot be told, and moved back to end within."""
+    asked = [int(step.number(number) or 0) for number in range(first, len(step.operands))]
+    starts = [min(max(s, 0), whole - size) for s, whole, size in zip(asked, spec.shape, sizes, strict=True)]
+    return sliced(spec, starts, [start + size for start, size in zip(starts, sizes, strict=True)])
+
+
+# -- places ------------------------------------------------------------------------------------------------------------
+
+
+def _is_of_others(step: HloStep, node: Node) -> bool:
+    return step.in_place and isinstance(node, int) and not step.to.is_made_here(node)
+
+
+def _dynamic_update_slice(step: HloStep) -> Node:
+    whole, update = step.operands[0], step.value(1)
+    if not _is_of_others(step, whole):
+        return step.write("dynamic_update_slice", [step.value(0), update], ("operand", "update"))
+    assert isinstance(whole, int)
+    shape = step.shapes[1]
+    assert isinstance(shape, HloArray)
+    part = step.to.seen(whole, _part(step, step.to.graph.spec(whole), 2, shape.shape), shape, "lax.slice")
+    step.to.op("lax.dynamic_update_slice", (update,), (part,), ("update",))
+    step.to.left.add(whole)
+    return whole
+
+
+def _scatter(step: HloStep) -> Node:
+    adds = {"sum": "_add", "min": "_min", "max": "_max", "prod": "_mul"}.get(step.combined(), "")
+    name, whole = f"scatter{adds}", step.operands[0]
+    if len(step.operands) != 3:
+        return step.write(name, step.values(), ("operand", "indices", "updates"))
+    if not _is_of_others(step, whole):
+        return step.write(name, step.values([0, 1, 2]), ("operand", "indices", "updates"))
+    assert isinstance(whole, int)
+    step.to.op(f"lax.{name}", step.values([1, 2]), (whole,), ("indices", "updates"))
+    step.to.left.add(whole)
+    return whole
+
+
+def _gather(step: HloStep) -> Node:
+    sizes = {"slice_sizes": list(step.one.integers("slice_sizes"))}
+    return step.write("gather", step.values([0, 1]), ("operand", "indices"), sizes)
+
+
+def _concatenate(step: HloStep) -> Node:
+    attributes = {"dimension": step.one.integers("dimensions")[0]}
+    return step.write("concatenate", step.values(), ("operands",) * 64, attributes)
+
+
+def _pad(step: HloStep) -> Node:
+    if isinstance(step.operands[0], HloConstant):
+        return HloConstant()
+    return step.write("pad", step.values([0]), ("operand",))
+
+
+def _iota(step: HloStep) -> Node:
+    return step.write("iota", ())
+
+
+# -- reductions --------------------------------------------------------------------------------------------------------
+
+
+def _reduce(step: HloStep) -> Node:
+    half = len(step.operands) // 2
+    data = [node for node in step.operands[:half] if isinstance(node, int)]
+    kind = step.combined()
+    axes = {"axes": list(step.one.integers("dimensions"))}
+    if not data:
+        return HloConstant() if half == 1 else tuple(HloConstant() for _ in range(half))
+    return step.write(f"reduce_{kind}" if kind and half == 1 else "reduce", data, ("operand",) * half, axes)
+
+
+def _reduce_window(step: HloStep) -> Node:
+    half, kind = len(step.operands) // 2, step.combined()
+    sizes = _WINDOW.search(step.one.attributes.get("window", ""))
+    rank = len(step.results[0].shape)
+    window = [int(size) for size in sizes[1].split("x")] if sizes else [1] * rank
+    name = f"reduce_window_{kind}" if kind in ("sum", "max", "min") and half == 1 else "reduce_window"
+    return step.write(name, step.values(range(half)), ("operand",) * half, {"window_dimensions": window})
+
+
+def _sort(step: HloStep) -> Node:
+    attributes = {"dimension": step.one.integers("dimensions")[0], "num_keys": 1}
+    return step.write("sort", step.values(range(len(step.operands))), ("operand",) * 8, attributes)
+
+
+def _top_k(step: HloStep) -> Node:
+    return step.write("top_k", step.values([0]), ("operand",), {"k": step.results[0].shape[-1]})
+
+
+def _fft(step: HloStep) -> Node:
+    attributes = {"fft_lengths": list(step.one.integers("fft_length"))}
+    return step.write("fft", step.values([0]), ("operand",), attributes)
+
+
+# -- products ----------------------------------------------------------------------------------------------------------
+
+
+def _dot(step: HloStep) -> Node:
+    return step.write("dot_general", step.values([0, 1]), ("lhs", "rhs"), dot_numbers(step.one))
+
+
+def _convolution(step: HloStep) -> Node:
+    window = Window.of(step.one, [_array(step, 0), _array(step, 1), step.results[0]])
+    is_dot = step.to.module.is_of_tpu or not window.axes
+    numbers = window.as_dot() if is_dot else None
+    if numbers is not None:
+        return step.write(DOT.removeprefix("lax."), step.values([0, 1]), ("lhs", "rhs"), numbers)
+    return step.write("conv_general_dilated", step.values([0, 1]), ("lhs", "rhs"), window.attributes())
+
+
+def _array(step: HloStep, number: int) -> HloArray:
+    shape = step.shapes[number]
+    assert isinstance(shape, HloArray)
+    return shape
+
+
+#: what is done to a product by the library that computes it
+_EPILOGUES = {"RELU": "max", "GELU": "erf", "SILU": "logistic", "kRelu": "max", "kElu": "exp", "kSigmoid": "logistic"}
+
+
+def _library_dot(step: HloStep) -> Node:
+    config = step.one.backend_config.get("gemm_backend_config", {})
+    numbers = library_dot_numbers(config.get("dot_dimension_numbers", {}))
+    return _library(step, "dot_general", [0, 1], numbers, str(config.get("epilogue", "")))
+
+
+def _library_convolution(step: HloStep) -> Node:
+    config = step.one.backend_config.get("cudnn_conv_backend_config", {})
+    of = {"Input": "input", "Filter": "weight"}
+    backward = next((kind for mark, kind in of.items() if f"Backward{mark}" in _target(step.one)), "")
+    forward = {"": (0, 1, -1), "input": (-1, 1, 0), "weight": (0, -1, 1)}[backward]
+    three = [step.results[0] if number < 0 else _array(step, number) for number in forward]
+    window = Window.of(step.one, three)
+    if backward:
+        window, order = window.backward(backward)
+        operands = [forward[number] for number in order]
+        return _library(step, "conv_general_dilated", operands, window.attributes(), "")
+    activation = str(config.get("activation_mode", ""))
+    return _library(step, "conv_general_dilated", [0, 1], window.attributes(), activation)
+
+
+def _library(step: HloStep, name: str, operands: Sequence[int], attributes: Mapping[str, Any], epilogue: str) -> Node:
+    """A library's product, with what it adds to it and does to the sum; its scratch memory is not written."""
+    result, *scratch = step.results
+    made = step.write(name, step.values(operands), ("lhs", "rhs"), attributes, [result])
+    for number in range(2, len(step.operands)):
+        if isinstance(node := step.operands[number], int) and isinstance(made, int):
+            made = step.write("add", [made, node], ("x", "y"), results=[result])
+    for mark, activation in _EPILOGUES.items():
+        if mark in epilogue and isinstance(made, int):
+            made = step.write(activation, [made], ("x",), results=[result])
+    if isinstance(step.one.shape, HloArray):
+        return made
+    unwritten = [step.to.new(array) for array in scratch]
+    step.to.left.update(unwritten)
+    return (made, *unwritten)
+
+
+def _custom_call(step: HloStep) -> Node:
+    target = _target(step.one)
+    for prefix, rule in _LIBRARIES.items():
+        if target.startswith(prefix):
+            return rule(step)
+    estimate = step.one.backend_config.get("custom_call_config", {}).get("cost_estimate")
+    attributes = {"target": target, "cost_estimate": estimate}
+    return step.write("pallas_call" if target in _OWN else "custom_call", step.values(), ("operand",) * 64, attributes)
+
+
+def _target(one: HloInstruction) -> str:
+    return one.attributes.get("custom_call_target", "").strip('"')
+
+
+#: targets of a program's own kernels
+_OWN = frozenset(("tpu_custom_call", "__gpu$xla.gpu.triton", "triton_kernel_call", "mosaic_gpu_v2", "mosaic_gpu"))
+_LIBRARIES: Mapping[str, Callable[[HloStep], Node]] = {
+    "ConcatBitcast": lambda step: step.write("concatenate", step.values(), ("operands",) * 64),
+    "__cublas$": _library_dot,
+    "__cudnn$conv": _library_convolution,
+    "__cub$DeviceRadixSort": lambda step: step.write("sort", step.values(), ("operand",) * 8, {"dimension": -1}),
+    "__gpu$TopK": _top_k,
+    "TopK": _top_k,
+}
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+#: collective → the op that is costed as it
+_MESSAGES = {
+    "all_reduce": "_c10d_functional.all_reduce_",
+    "all_gather": "_c10d_functional.all_gather_into_tensor_out",
+    "reduce_scatter": "_c10d_functional.reduce_scatter_tensor_out",
+    "all_to_all": "_c10d_functional.all_to_all_single",
+    "ragged_all_to_all": "_c10d_functional.all_to_all_single",
+    "collective_broadcast": "_c10d_functional.broadcast_",
+    "collective_permute": "lax.ppermute",
+}
+
+
+def _message(step: HloStep) -> Node:
+    name = step.one.opcode.replace("-", "_")
+    groups = replica_groups(step.one, step.to.module.partitions)
+    attributes = {"ranks": len(groups), "group": ranks_text(groups)}
+    made = [step.to.new(array) for array in step.results]
+    step.to.op(_MESSAGES[name], step.values(), made, ("input",) * 64, attributes)
+    return made[0] if len(made) == 1 else tuple(made)
+
+
+_RULES: Mapping[str, Callable[[HloStep], Node]] = {
+    "bitcast": _viewed(_bitcast),
+    "broadcast": _viewed(_broadcast),
+    "reshape": _viewed(_reshape),
+    "transpose": _viewed(_transpose),
+    "slice": _viewed(_slice),
+    "dynamic_slice": _viewed(_dynamic_slice),
+    "dynamic_update_slice": _dynamic_update_slice,
+    "scatter": _scatter,
+    "gather": _gather,
+    "concatenate": _concatenate,
+    "pad": _pad,
+    "iota": _iota,
+    "reverse": lambda step: step.write("rev", step.values([0]), ("operand",)),
+    "reduce": _reduce,
+    "reduce_window": _reduce_window,
+    "select_and_scatter": lambda step: step.write("select_and_scatter_add", step.values([1, 0]), ("source", "operand")),
+    "sort": _sort,
+    "topk": _top_k,
+    "fft": _fft,
+    "rng": lambda step: step.write("rng_uniform", ()),
+    "dot": _dot,
+    "convolution": _convolution,
+    "custom_call": _custom_call,
+    **dict.fromkeys(_MESSAGES, _message),
+}

@@ -1,0 +1,139 @@
+"""The ``xla`` policy: the kernels that XLA compiles a program to, priced like those of any other plan.
+
+A plan has a group for each kernel of the optimized HLO, in the order of its schedule. A fusion is one generated kernel
+that reads and writes once what crosses its border: XLA divides sums that need several passes into kernels of their own.
+A product keeps the shape in which libraries compute it, with what is fused to it, since the tiles that XLA chooses
+without a device are not those of a run. Bytes in a TPU's VMEM do not cross the border: copies of their own have moved
+them there. The peak is that of the buffer assignment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from memwall.core.graph import Graph, distinct_bytes
+from memwall.frontend.hlo import parse
+from memwall.frontend.hlo.graph import graph_of
+from memwall.frontend.hlo.module import HloArray
+from memwall.frontend.hlo.sheet import HloArgument, HloGraph, HloKernel
+from memwall.frontend.writing import MAX_OPS
+from memwall.fusion.plan import Group, Part, Placement, Plan, not_run
+from memwall.fusion.pricing import Pricer, with_launches
+from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost, graph_costs
+from memwall.xla.compiling import LIMIT_S, compile_program
+from memwall.xla.target import target_of
+
+#: the memory space of a device's DRAM
+DRAM = 0
+#: kinds of kernels that a compiler generates: those of fusions
+GENERATED = frozenset(("loop", "input", "output", "custom"))
+#: kinds that launch nothing: buffers that lie behind each other
+_JOINED = frozenset(("ConcatBitcast",))
+
+
+class XlaProgram(Protocol):
+    """A program that XLA can compile."""
+
+    @property
+    def name(self) -> str:
+        """A short name for reports."""
+
+    def exported(self, platform: str) -> bytes:
+        """What ``jax.export`` serializes of it for a platform, ``cuda`` or ``tpu``."""
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """A program as compiled: its graph, the cost of each op, the plan, bytes of the buffers at the peak, what was
+    assumed, the optimized HLO, and how values in memory are laid out (tiles, memory spaces)."""
+
+    graph: Graph
+    costs: tuple[Cost, ...]
+    plan: Plan
+    peak: int | None
+    notes: tuple[str, ...]
+    text: str
+    layouts: Mapping[int, HloArray] = field(default_factory=dict)
+
+
+def compiled(
+    program: XlaProgram,
+    gpu: Gpu,
+    arguments: Sequence[HloArgument] = (),
+    *,
+    limit_s: float = LIMIT_S,
+    max_ops: int = MAX_OPS,
+) -> CompiledProgram:
+    """What XLA compiles a program to for a GPU or a TPU.
+
+    Args:
+        arguments: what is known of the program's arguments, in order: their roles and names.
+        limit_s: seconds that the compiler may take.
+        max_ops: the most ops, loops written out.
+
+    Raises:
+        MissingError: JAX or the compiler is not installed; says which extra brings it.
+        UsageError: XLA compiles nothing for the GPU, or not the program.
+    """
+    target = target_of(gpu)
+    made = compile_program(program.exported(target.platform), target, limit_s)
+    return planned(made.text, gpu, arguments, peak=made.peak_bytes, name=program.name, max_ops=max_ops)
+
+
+def planned(
+    text: str,
+    gpu: Gpu,
+    arguments: Sequence[HloArgument] = (),
+    *,
+    peak: int | None = None,
+    name: str = "HLO",
+    max_ops: int = MAX_OPS,
+) -> CompiledProgram:
+    """What an optimized program does on a GPU or TPU, from its text alone; ``peak``: bytes of its buffers, if known.
+
+    Raises:
+        UsageError: it is no HLO, or has more ops than allowed.
+    """
+    read = graph_of(parse(text, name), arguments, max_ops)
+    costs = graph_costs(read.graph)
+    plan = plan_of(read, costs, gpu, peak)
+    return CompiledProgram(read.graph, costs, plan, peak, read.notes, text, read.layouts)
+
+
+def plan_of(read: HloGraph, costs: Sequence[Cost], gpu: Gpu, peak: int | None = None) -> Plan:
+    """The plan of a program's kernels."""
+    pricer = Pricer(read.graph, costs, gpu)
+    pricer.placement = Placement([Part(kernel.op_ids) for kernel in read.kernels])
+    values = read.graph.values
+    on_chip = frozenset(values[i].storage for i, array in read.layouts.items() if array.space != DRAM)
+    return Plan("xla", tuple(_group(pricer, kernel, on_chip) for kernel in read.kernels), peak_bytes=peak)
+
+
+def _group(pricer: Pricer, kernel: HloKernel, on_chip: frozenset[int]) -> Group:
+    if kernel.kind in _JOINED:
+        return not_run(kernel.op_ids)
+    if len(kernel.op_ids) == 1 and kernel.kind not in GENERATED:
+        group = pricer.alone(kernel.op_ids[0])
+    else:
+        group = pricer.group(kernel.op_ids)
+        rows = [loop.rows for i in kernel.op_ids if (loop := pricer.loops[i]).kind == "row"]
+        cost = with_launches(group.cost, extra_flops=group.cost.extra_flops, thread_blocks=max(rows, default=None))
+        group = replace(group, cost=cost)
+    source = pricer.graph.ops[kernel.op_ids[-1]].source
+    return replace(group, cost=_off_chip(pricer.graph, group, on_chip), name=kernel.name, source=source)
+
+
+def _off_chip(graph: Graph, group: Group, on_chip: frozenset[int]) -> Cost:
+    """The cost without the bytes of storages that are not in DRAM."""
+    cost = group.cost
+    reads, writes = (
+        distinct_bytes([value for i in ids if (value := graph.values[i]).storage in on_chip])
+        for ids in (group.reads, group.writes)
+    )
+    if not reads and not writes:
+        return cost
+    less = replace(cost, read_bytes=max(cost.read_bytes - reads, 0), write_bytes=max(cost.write_bytes - writes, 0))
+    return with_launches(less, kernels=cost.kernels, extra_bytes=cost.extra_bytes, extra_flops=cost.extra_flops)

@@ -1,0 +1,319 @@
+"""HLO as a graph with kernels: counted by a second reader, bytes and FLOPs by hand."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from memwall.core.errors import UsageError
+from memwall.frontend.hlo import parse
+from memwall.frontend.hlo.convolutions import Window
+from memwall.frontend.hlo.graph import graph_of
+from memwall.frontend.hlo.groups import replica_groups
+from memwall.frontend.hlo.module import HloArray, HloInstruction
+from memwall.frontend.hlo.names import is_again, module_of, phase_of
+from memwall.frontend.hlo.sheet import COPIES, HloArgument
+from memwall.ops import graph_costs
+from tests.unit.places import ROOT
+
+DATA = ROOT / "tests" / "data" / "hlo"
+DUMPS = sorted(DATA.glob("*.hlo"))
+
+
+def read(name: str):
+    return graph_of(parse((DATA / f"{name}.hlo").read_text(encoding="utf-8"), name))
+
+
+def written(text: str, **said):
+    """The graph of an entry's instructions, after whole computations."""
+    *others, entry = text.strip().split("ENTRY:")
+    body = "\n".join(f"  {line.strip()}" for line in entry.strip().splitlines())
+    return graph_of(
+        parse(f"HloModule f, is_scheduled=true\n\n{''.join(others)}\nENTRY %main () -> f32[] {{\n{body}\n}}\n"), **said
+    )
+
+
+FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "all-reduce-done", "copy-done",
+        "slice-done", "after-all")  # fmt: skip
+
+
+def launches(text: str) -> int:
+    """What launches a kernel in a scheduled text without branches: a loop's body as often as it runs."""
+    bodies = {}
+    for part in re.split(r"\n\n", text):
+        head = re.match(r"(?:ENTRY )?%(\S+) .*\{$", part.partition("\n")[0])
+        if head:
+            bodies["ENTRY" if part.startswith("ENTRY") else head[1]] = part
+
+    def count(name: str) -> int:
+        ops = re.findall(r"^ +(?:ROOT )?%\S+ = (?:\(.*?\)|\S+) ([a-z][a-z\-]*)\(", bodies[name], re.M)
+        loops = re.findall(r"body=%([\w.]+).*?known_trip_count\":\{\"n\":\"(\d+)", bodies[name])
+        return sum(op not in FREE for op in ops) + sum(int(times) * count(body) for body, times in loops)
+
+    return count("ENTRY")
+
+
+@pytest.mark.parametrize("path", DUMPS, ids=lambda path: path.stem)
+def test_what_a_second_reader_counts_is_launched(path: Path):
+    text = path.read_text(encoding="utf-8")
+    if "custom-call" in text and "AllocateBuffer" in text:
+        pytest.skip("some of its custom calls launch nothing")
+    assert len(graph_of(parse(text)).kernels) == launches(text)
+
+
+@pytest.mark.parametrize("path", DUMPS, ids=lambda path: path.stem)
+def test_every_op_is_modeled_and_of_one_kernel(path: Path):
+    found = graph_of(parse(path.read_text(encoding="utf-8")))
+    assert all(cost.modeled for cost in graph_costs(found.graph))
+    assert [i for kernel in found.kernels for i in kernel.op_ids] == [op.id for op in found.graph.ops]
+
+
+def products(found) -> int:
+    pairs = zip(found.graph.ops, graph_costs(found.graph), strict=True)
+    return sum(cost.total_flops for op, cost in pairs if op.op_class == "contraction")
+
+
+@pytest.mark.parametrize("gpu", ["h100-sxm", "a100-80gb-sxm", "v100-sxm2-16gb", "tpu-v5e"])
+def test_products_are_the_same_on_every_device(gpu):
+    """Two products of 1024 x 512 x 2048, as Triton's fusions, cuBLAS's calls and a TPU's convolutions."""
+    assert products(read(f"mlp_{gpu}")) == 2 * 2 * 1024 * 512 * 2048
+
+
+def test_a_loop_is_written_out():
+    """Seven steps of a product of 128 x 256 x 256."""
+    found = read("loop_h100-sxm")
+    assert products(found) == 7 * 2 * 128 * 256 * 256
+    assert not found.notes
+
+
+def test_a_buffer_that_a_loop_fills_is_written_part_by_part():
+    """Each step writes the next of seven sums."""
+    found = read("loop_h100-sxm")
+    parts = [found.graph.values[op.outputs[0]] for op in found.graph.ops if op.name == "lax.dynamic_update_slice"]
+    assert [part.offset for part in parts] == list(range(7))
+    assert {part.spec.numel for part in parts} == {1}
+    assert len({part.storage for part in parts}) == 1
+
+
+def test_a_device_multiplies_its_part_and_sums_with_its_row():
+    found = read("sharded_h100-sxm")
+    assert products(found) == 2 * 2 * (1024 // 2) * 512 * (2048 // 2)
+    summed = next(op for op in found.graph.ops if "all_reduce" in op.name)
+    assert (summed.attributes["ranks"], summed.attributes["group"]) == (2, "0-1")
+    assert found.graph.specs(summed.inputs)[0].nbytes == 512 * 512 * 2
+
+
+def test_arrays_in_vmem_are_known():
+    found = read("mlp_tpu-v5e")
+    assert {array.space for array in found.layouts.values()} == {0, 1}
+    assert found.layouts[found.graph.inputs[0]].tiles == ((8, 128), (2, 1))
+    assert [kernel.cycles for kernel in found.kernels if kernel.kind == "output"] == [32540, 20274]
+
+
+def test_arguments_have_the_roles_that_the_caller_says():
+    module = parse((DATA / "mlp_h100-sxm.hlo").read_text(encoding="utf-8"))
+    found = graph_of(module, [HloArgument("parameter", "w1"), HloArgument("parameter", "w2")])
+    assert len(found.graph.parameters), len(found.graph.inputs) == (2, 1)
+    assert [storage.name for storage in found.graph.storages[:2]] == ["w1", "w2"]
+
+
+def test_a_fusion_reads_of_a_slice_the_part_alone():
+    found = written(
+        """%part (p: f32[64,128]) -> f32[8,128] {
+  %p = f32[64,128]{1,0} parameter(0)
+  %s = f32[8,128]{1,0} slice(%p), slice={[16:24], [0:128]}
+  ROOT %n = f32[8,128]{1,0} negate(%s)
+}
+ENTRY:
+%x = f32[64,128]{1,0} parameter(0)
+ROOT %f = f32[8,128]{1,0} fusion(%x), kind=kLoop, calls=%part"""
+    )
+    (op,) = found.graph.ops
+    value = found.graph.values[op.inputs[0]]
+    assert (value.spec.nbytes, value.offset) == (8 * 128 * 4, 16 * 128)
+
+
+def test_a_copy_to_another_layout_has_its_strides():
+    found = written("ENTRY:\n%x = f32[8,16]{1,0} parameter(0)\nROOT %c = f32[8,16]{0,1} copy(%x)")
+    assert found.graph.specs(found.graph.outputs)[0].strides == (1, 8)
+
+
+def test_a_bitcast_launches_nothing_and_keeps_the_bytes():
+    found = written(
+        "ENTRY:\n%x = f32[8,16]{1,0} parameter(0)\n%b = f32[16,8]{0,1} bitcast(%x)\nROOT %n = f32[16,8]{0,1} negate(%b)"
+    )
+    assert len(found.kernels) == 1
+    assert found.graph.specs(found.graph.ops[0].inputs)[0].strides == (1, 16)
+
+
+ADD = """%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %s = f32[] add(%a, %b)
+}
+"""
+
+
+def test_a_scatter_into_its_operand_moves_the_updates_alone():
+    """Four rows of 128 floats are read, added to and written; indices are four integers."""
+    found = written(
+        f"""{ADD}%put (o: f32[64,128], i: s32[4,1], u: f32[4,128]) -> f32[64,128] {{
+  %o = f32[64,128]{{1,0}} parameter(0)
+  %i = s32[4,1]{{1,0}} parameter(1)
+  %u = f32[4,128]{{1,0}} parameter(2)
+  ROOT %s = f32[64,128]{{1,0}} scatter(%o, %i, %u), update_window_dims={{1}}, to_apply=%add
+}}
+ENTRY:
+%x = f32[64,128]{{1,0}} parameter(0)
+%j = s32[4,1]{{1,0}} parameter(1)
+%v = f32[4,128]{{1,0}} parameter(2)
+%c = f32[64,128]{{1,0}} copy(%x)
+ROOT %f = f32[64,128]{{1,0}} fusion(%c, %j, %v), kind=kInput, calls=%put"""
+    )
+    _, put = graph_costs(found.graph)
+    assert found.graph.ops[1].name == "lax.scatter_add"
+    assert (put.read_bytes, put.write_bytes, put.total_flops) == (2 * 4 * 128 * 4 + 4 * 4, 4 * 128 * 4, 4 * 128)
+
+
+def loop(condition: str) -> str:
+    return f"""%body (s: (s32[], f32[8])) -> (s32[], f32[8]) {{
+  %s = (s32[], f32[8]{{0}}) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %one = s32[] constant(1)
+  %j = s32[] add(%i, %one)
+  %x = f32[8]{{0}} get-tuple-element(%s), index=1
+  %y = f32[8]{{0}} negate(%x)
+  ROOT %t = (s32[], f32[8]{{0}}) tuple(%j, %y)
+}}
+%goes (s: (s32[], f32[8])) -> pred[] {{
+  %s = (s32[], f32[8]{{0}}) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %x = f32[8]{{0}} get-tuple-element(%s), index=1
+  {condition}
+}}
+ENTRY:
+%zero = s32[] constant(0)
+%p = f32[8]{{0}} parameter(0)
+%init = (s32[], f32[8]{{0}}) tuple(%zero, %p)
+ROOT %w = (s32[], f32[8]{{0}}) while(%init), condition=%goes, body=%body"""
+
+
+def test_a_loop_without_a_length_runs_as_long_as_its_counter_says():
+    found = written(loop("%n = s32[] constant(5)\n  ROOT %lt = pred[] compare(%i, %n), direction=LT"))
+    assert sum(op.name == "lax.neg" for op in found.graph.ops) == 5
+    assert not found.notes
+
+
+def test_a_loop_whose_length_data_decide_runs_once_and_says_so():
+    data = "%a = f32[1]{0} slice(%x), slice={[0:1]}\n  %b = f32[] bitcast(%a)\n  %n = f32[] constant(5)\n"
+    found = written(loop(f"{data}  ROOT %lt = pred[] compare(%b, %n), direction=LT"))
+    assert sum(op.name == "lax.neg" for op in found.graph.ops) == 1
+    assert found.notes == ("A loop whose length the program does not say runs once: w.",)
+
+
+def test_a_loop_of_too_many_ops_is_refused():
+    endless = loop("%n = s32[] constant(1000000)\n  ROOT %lt = pred[] compare(%i, %n), direction=LT")
+    with pytest.raises(UsageError, match="more than 100 ops"):
+        written(endless, max_ops=100)
+
+
+def test_a_conditional_takes_the_branch_that_moves_most():
+    found = written(
+        """%small (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  ROOT %n = f32[8]{0} negate(%a)
+}
+%large (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  %n = f32[8]{0} exponential(%a)
+  ROOT %m = f32[8]{0} exponential(%n)
+}
+ENTRY:
+%which = pred[] parameter(0)
+%x = f32[8]{0} parameter(1)
+ROOT %c = f32[8]{0} conditional(%which, %x, %x), true_computation=%small, false_computation=%large"""
+    )
+    assert [op.name for op in found.graph.ops] == ["lax.exp", "lax.exp"]
+    assert "large" in found.notes[0]
+
+
+def test_a_copy_that_is_awaited_later_runs_beside_what_is_in_between():
+    found = written(
+        """ENTRY:
+%x = f32[64]{0} parameter(0)
+%y = f32[64]{0} parameter(1)
+%s = (f32[64]{0}, f32[64]{0}, u32[]) copy-start(%x)
+%n = f32[64]{0} negate(%y)
+%d = f32[64]{0} copy-done(%s)
+ROOT %a = f32[64]{0} add(%n, %d)"""
+    )
+    copied, between, after = found.graph.ops
+    assert (copied.stream, between.stream, after.stream) == (COPIES, 0, 0)
+    assert (between.waits, after.waits) == ((), (copied.id,))
+
+
+def test_what_is_started_and_never_awaited_is_refused():
+    with pytest.raises(UsageError, match="nothing waits for s"):
+        written("ENTRY:\n%x = f32[64]{0} parameter(0)\n%s = (f32[64]{0}, f32[64]{0}, u32[]) copy-start(%x)")
+
+
+def window(text: str, labels: str, *shapes: tuple[int, ...]) -> Window:
+    one = HloInstruction("c", "convolution", (), (), f"window={{{text}}}, dim_labels={labels}")
+    return Window.of(one, [HloArray("float32", shape, tuple(reversed(range(len(shape))))) for shape in shapes])
+
+
+@pytest.mark.parametrize(
+    ("text", "labels", "shapes", "numbers"),
+    [
+        # a matrix product
+        ("", "bf_io->bf", ((64, 32), (32, 16), (64, 16)), [[[1], [0]], [[], []]]),
+        # a batch of 2 x 8 products, of each axis of which a result meets one element
+        ("size=2x8 stride=1x7 lhs_dilate=2x8", "01bf_01oi->01bf",
+         ((2, 8, 256, 64), (2, 8, 256, 64), (2, 8, 256, 256)), [[[3], [3]], [[0, 1], [0, 1]]]),
+        ("size=2x8 stride=2x8 pad=1_1x7_7 lhs_dilate=1x7 rhs_reversal=1x1", "01bf_01io->01bf",
+         ((2, 8, 256, 256), (2, 8, 256, 64), (2, 8, 256, 64)), [[[3], [2]], [[0, 1], [0, 1]]]),
+        # a result with axes of the right operand's: 3 x 8 of them
+        ("size=1x3x8 pad=0_0x2_2x7_7 rhs_reversal=0x1x1", "0bf12_12oi0->0b12f",
+         ((2, 256, 512, 1, 1), (3, 8, 64, 512, 1), (2, 256, 3, 8, 64)), [[[2], [3]], [[], []]]),
+    ],
+)  # fmt: skip
+def test_a_dot_that_a_tpu_writes_as_a_convolution_is_a_dot(text, labels, shapes, numbers):
+    assert window(text, labels, *shapes).as_dot()["dimension_numbers"] == numbers
+
+
+def test_a_real_window_is_no_dot():
+    made = window("size=3x3 pad=1_1x1_1", "b01f_01io->b01f", (8, 56, 56, 64), (3, 3, 64, 128), (8, 56, 56, 128))
+    assert made.as_dot() is None
+    assert made.axes[0].pairs == 3 * 56 - 2  # at both ends one of three is padding
+
+
+@pytest.mark.parametrize(
+    ("said", "group"),
+    [
+        ("replica_groups={{0,1},{2,3}}", [0, 1]),
+        ("replica_groups=[2,2]<=[4]", [0, 1]),
+        ("replica_groups=[2,2]<=[2,2]T(1,0)", [0, 2]),
+        ("replica_groups={}", [0, 1, 2, 3]),
+        ("source_target_pairs={{0,1},{1,0}}", [0, 1]),
+    ],
+)
+def test_the_devices_of_a_message(said, group):
+    assert replica_groups(HloInstruction("r", "all-reduce", (), (), said), 4) == group
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("jit(step)/jit(main)/transpose(jvp(GPT))/layers_0/attn/dot_general", "GPT.layers_0.attn"),
+        ("jit(f)/call_exported/jit(gpt)/while/body/closed_call/dot_general", ""),
+        ("jit(f)/jvp(Net/block)/rematted_computation/Dense_0/add;jit(f)/x/mul", "Net.block.Dense_0"),
+    ],
+)
+def test_a_name_says_the_module(name, module):
+    assert module_of(name) == module
+
+
+def test_a_name_says_the_phase_and_what_is_computed_again():
+    name = "jit(f)/transpose(jvp(Net))/rematted_computation/mul"
+    assert (phase_of(name), is_again(name)) == ("backward", True)
+    assert (phase_of("jit(f)/jvp(Net)/mul"), is_again("jit(f)/jvp(Net)/mul")) == ("forward", False)

@@ -1,0 +1,67 @@
+"""Plans of programs that XLA has compiled: bytes of each kernel by hand."""
+
+import pytest
+
+from memwall.hardware.lookup import load_gpu
+from memwall.simulate.plan_context import PlanContext
+from memwall.xla.compiled import planned
+from tests.unit.places import ROOT
+
+#: bytes: x 1024 x 512, w1 and w2 512 x 2048, h 1024 x 2048, in bfloat16
+X, W, H = 1024 * 512 * 2, 512 * 2048 * 2, 1024 * 2048 * 2
+
+
+def plan(name: str, gpu: str, **said):
+    text = (ROOT / "tests" / "data" / "hlo" / f"{name}.hlo").read_text(encoding="utf-8")
+    return planned(text, load_gpu(gpu), name=name, **said)
+
+
+def moved(name: str, gpu: str) -> list[tuple[int, int]]:
+    return [(group.cost.read_bytes, group.cost.write_bytes) for group in plan(name, gpu).plan.groups]
+
+
+def test_three_kernels_on_an_h100():
+    """The second product is split in four along k, whose float32 sums the softmax adds up."""
+    sums = 4 * 1024 * 512 * 4
+    assert moved("mlp_h100-sxm", "h100-sxm") == [(X + W, H), (H + W, sums), (sums, X)]
+
+
+def test_a_v100_converts_to_float32_and_calls_cublas():
+    found = moved("mlp_v100-sxm2-16gb", "v100-sxm2-16gb")
+    assert found[:3] == [(W, 2 * W), (X, 2 * X), (2 * X + 2 * W, 2 * H)]
+    assert len(found) == 9
+
+
+def test_on_a_tpu_what_lies_in_vmem_does_not_cross_the_border():
+    """Two copies of weights into VMEM, a product that reads x, and a result that is copied back."""
+    assert moved("mlp_tpu-v5e", "tpu-v5e") == [(W, 0), (W, 0), (X, 0), (0, 0), (0, 0), (0, 0), (0, X)]
+
+
+def test_a_kernel_has_the_compilers_name_and_one_launch():
+    groups = plan("mlp_h100-sxm", "h100-sxm").plan.groups
+    assert [group.name for group in groups] == ["gemm_fusion_dot_general.0", "gemm_fusion_dot", "triton_softmax.2"]
+    assert [group.cost.kernels for group in groups] == [1, 1, 1]
+    assert groups[0].source == "model.py:6"
+
+
+def test_products_keep_the_shape_in_which_libraries_compute_them():
+    first, second, _ = (group.cost.launches[0] for group in plan("mlp_h100-sxm", "h100-sxm").plan.groups)
+    assert (first.batch, first.m, first.n, first.k) == (1, 1024, 2048, 512)
+    assert (second.batch, second.m, second.n, second.k) == (4, 1024, 512, 512)
+
+
+@pytest.mark.parametrize("peak", [18_874_368, 30_000_000])
+def test_the_peak_is_that_of_the_buffers(peak):
+    made = plan("mlp_h100-sxm", "h100-sxm", peak=peak)
+    memory = PlanContext.of(made.graph, made.plan, made.costs).memory
+    assert (memory.total, memory.inputs) == (peak, X + 2 * W)
+
+
+def test_messages_are_memwalls_collectives():
+    (message,) = (
+        launch
+        for group in plan("sharded_h100-sxm", "h100-sxm").plan.groups
+        for launch in group.cost.launches
+        if type(launch).__name__ == "Message"
+    )
+    assert (message.op, message.nbytes, message.group) == ("all_reduce", 512 * 512 * 2, "0-1")
