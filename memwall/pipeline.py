@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
-from memwall.core.question import completed, signature_of
+from memwall.core.question import completed, options_of, signature_of
 from memwall.frontend.program import Program, TraceOptions, TraceResult
 from memwall.frontend.targets.seeds import seeded
 from memwall.frontend.targets.sizes import MODES, split_sizes
 from memwall.fusion import check_policies
-from memwall.fusion.policies import COMPILING
+from memwall.fusion.policies import COMPILED, COMPILING, POLICIES, REWRITING
 from memwall.hardware.chips import chip_of
 from memwall.hardware.cluster import gpu_of, joined
 from memwall.hardware.host import STATED, Host, default_host, load_host
@@ -75,7 +75,7 @@ def profile(
         say(f"tracing {workload.name}")
         compiled = set(policy_names(policy)) == {"inductor"}
         options = replace(_trace_options(asked, gpus[0]), compiled=compiled)
-        traced = _traced(workload, options, say)
+        traced = _traced(workload, asked, options, say)
         result = profile_of(traced)
         if isinstance(workload, Program):
             result = replace(result, program=partial(workload.exported, options))
@@ -102,6 +102,20 @@ def _check_step(asked: Step, gpus: Sequence[Gpu]) -> None:
         _check_attention(asked["attention"], each, asked["torch"])
 
 
+#: options of a step that PyTorch alone knows
+_OF_TORCH = ("autocast", "no_grad", "attention", "torch", "real", "replay")
+
+
+def _refuse_torchs(program: Program, asked: Step) -> None:
+    """Raises ``UsageError``: an option is given that only a PyTorch module has a use for."""
+    for name in _OF_TORCH:
+        said = options_of(Step)[name]
+        if asked.get(name) != said.default:
+            raise UsageError(
+                f"{program.target or program.name} is {program.kind}, which has no use for --{said.spelled}"
+            )
+
+
 def _trace_options(asked: Step, gpu: Gpu) -> TraceOptions:
     """How a step is traced for a GPU."""
     assume, attention = asked["assume"], asked["attention"]
@@ -119,9 +133,10 @@ def _trace_options(asked: Step, gpu: Gpu) -> TraceOptions:
     )
 
 
-def _traced(subject: Workload | Program, options: TraceOptions, say: Callable[[str], None]) -> TraceResult:
+def _traced(subject: Workload | Program, asked: Step, options: TraceOptions, say: Callable[[str], None]) -> TraceResult:
     """The trace of a torch workload, or of a program by its own front end."""
     if isinstance(subject, Program):
+        _refuse_torchs(subject, asked)
         return subject.traced(options)
     from memwall.frontend.torch import trace
 
@@ -175,7 +190,15 @@ def _with_other_kernels(made: Profile, attention: str) -> Profile:
 
 
 def _simulated(traced: Profile, gpus: Sequence[Gpu], policies: Sequence[str], cuda_graph: bool) -> Profile:
-    """The profile on some GPUs under some policies."""
+    """The profile on some GPUs under some policies. Raises ``UsageError``: a policy is PyTorch's, and the profile is of
+    another program, or the other way round."""
+    if traced.environment and "torch" not in traced.environment:
+        for policy in (*COMPILED, *REWRITING):
+            if policy in policies:
+                others = ", ".join(name for name in POLICIES if name not in (*COMPILED, *REWRITING))
+                raise UsageError(
+                    f"policy {policy} is of PyTorch modules, and {traced.workload.name} is none; take one of {others}"
+                )
     launch = "graph" if cuda_graph else "eager"
     for policy in COMPILING.intersection(policies):
         for gpu in gpus:

@@ -141,9 +141,9 @@ class Walk:
 
     def _view(self, name: str, source: int, view: View) -> int:
         """A view, and the op that copies it where nothing compiles the program."""
-        shape = list(view.shape)
+        shape, strides = ([int(number) for number in numbers] for numbers in view[:2])  # some are numpy's
         self.writer.op(f"lax.{name}", (source,), (), arguments=("operand",), attributes={"view": shape})
-        return self.writer.view(source, *view)
+        return self.writer.view(source, shape, strides, int(view.offset))
 
     def _array(self, aval: Any) -> int:
         shape, dtype = shape_of(aval)
@@ -355,7 +355,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, int | np.integer):
         return int(value)
     if isinstance(value, float | np.floating):
-        return float(value)
+        return float(value) if np.isfinite(value) else str(value)
     if isinstance(value, list | tuple):
         items = [_plain(each) for each in value]
         return _NOT_PLAIN if any(each is _NOT_PLAIN for each in items) else items

@@ -264,7 +264,9 @@ def _jax_program(source: Source, model: Any, takers: dict[str, set[str]]) -> Pro
         except (Exception, SystemExit) as error:
             raise blame(error, f"calling {maker_name(function)} of {source.shown}") from error
     _refuse_untaken(source, takers)
-    said = {"loss": source.optional("loss"), "optimizer": source.optional("optimizer") or "adamw"}
+    own = source.get("loss")  # a file may call its function so
+    loss = None if own is not None and own in (model, getattr(model, "__wrapped__", None)) else source.optional("loss")
+    said = {"loss": loss, "optimizer": source.optional("optimizer") or "adamw"}
     return program_of(model, inputs, name=source.name, target=source.target, samples=samples, **said)
 
 
