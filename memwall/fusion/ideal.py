@@ -152,11 +152,21 @@ def attention_scores(graph: Graph, flow: Flow) -> Iterator[tuple[Op, set[int], l
     softmax, forward and backward. A softmax needs a matmul on both sides.
     """
     for op in graph.ops:
-        row = find_row(op.name)
-        if row is not None and row.is_softmax:
+        if _makes_probabilities(graph, flow, op):
             family, products = _family(graph, flow, op.id)
             if sum(graph.ops[p].phase == "forward" for p in products) > 1:
                 yield op, family, products
+
+
+def _makes_probabilities(graph: Graph, flow: Flow, op: Op) -> bool:
+    """Whether an op is a softmax, or the exponential of one that is written out: its result is summed too."""
+    row = find_row(op.name)
+    if row is None or op.name not in _EXPONENTIALS:
+        return row is not None and row.is_softmax
+    return any(graph.ops[i].name in _SUMS for _, version in flow.writes[op.id] for i in flow.readers[version])
+
+
+_EXPONENTIALS, _SUMS = ("aten.exp", "lax.exp"), ("aten.sum.dim_IntList", "lax.reduce_sum")
 
 
 def _family(graph: Graph, flow: Flow, softmax: int) -> tuple[set[int], list[int]]:

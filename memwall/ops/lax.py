@@ -21,9 +21,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memwall.core.graph import Pipe
+from memwall.core.graph import Pipe, contiguous
 from memwall.ops import loops
-from memwall.ops.base import Call, Cost, fetched_bytes
+from memwall.ops.base import Call, Cost, fetched_bytes, touched_bytes
 from memwall.ops.contraction import launch, product_flops, product_pipe
 from memwall.ops.indexing import gather as gathered
 from memwall.ops.launches import Launch, Stream
@@ -195,8 +195,21 @@ def convolution(call: Call) -> Cost:
     dtype = call.need("rhs").dtype
     depthwise = groups > 1 and rhs[1] == 1
     pipe = Pipe("vector", "float64" if dtype == "float64" else "float32") if depthwise else _pipe(call, dtype)
-    work = _convolution(call, lhs, rhs, out, pipe)
-    return call.cost({pipe: product_flops(min(of_result, of_operand), dtype)}, launches=(work,))
+    read = call.read_bytes - _skipped_bytes(call, lhs, rhs, out)
+    work = replace(_convolution(call, lhs, rhs, out, pipe), read_bytes=read)
+    return call.cost({pipe: product_flops(min(of_result, of_operand), dtype)}, read_bytes=read, launches=(work,))
+
+
+def _skipped_bytes(call: Call, lhs: _Axes, rhs: _Axes, out: _Axes) -> int:
+    """Bytes of the operand between the windows, in none of them."""
+    attributes = call.attributes
+    if max(attributes["window_strides"], default=1) == 1 or max(attributes["lhs_dilation"], default=1) > 1:
+        return 0
+    operand = call.need("lhs")
+    placed = contiguous((lhs[0], lhs[1], *lhs.places), operand.dtype)
+    steps, taps = attributes["window_strides"], attributes["rhs_dilation"]
+    ahead = [low for low, _ in attributes.get("padding") or [(0, 0)] * len(taps)]
+    return placed.nbytes - touched_bytes(placed, rhs.places, out.places, steps, ahead, taps)
 
 
 def _pipe(call: Call, dtype: str) -> Pipe:

@@ -37,7 +37,7 @@ _CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 #: primitives that make arrays of nothing
 _MAKERS = frozenset(("iota", "random_seed", "rng_uniform", "pallas_call"))
 #: names of operands, where formulas ask for them
-_OPERANDS: Mapping[str, tuple[str, ...]] = {
+OPERANDS: Mapping[str, tuple[str, ...]] = {
     "dot_general": ("lhs", "rhs"), "conv_general_dilated": ("lhs", "rhs"), "pad": ("operand", "padding_value"),
     "gather": ("operand", "indices"), "select_n": ("which", "x", "y"), "clamp": ("min", "x", "max"),
     **dict.fromkeys(("scatter", "scatter_add", "scatter_sub", "scatter_mul", "scatter_min", "scatter_max"),
@@ -126,7 +126,7 @@ class Walk:
     def _op(self, name: str, eqn: Any, given: Sequence[int | None], **more: Any) -> list[int | None]:
         outputs = [self._array(var.aval) for var in eqn.outvars]
         inputs = [(i, value) for i, value in enumerate(given) if value is not None]
-        names = _OPERANDS.get(name, ())
+        names = OPERANDS.get(name, ())
         arguments = [names[i] if i < len(names) else "xyz"[i] if i < 3 else f"x{i}" for i, _ in inputs]
         if name == "broadcast_in_dim":
             name = "full"
@@ -239,7 +239,7 @@ class Walk:
         writer = self.writer
         before = writer.module, writer.source, writer.phase, writer.again
         info = eqn.source_info
-        scopes, transforms = _scopes(str(info.name_stack))
+        scopes, transforms = scopes_of(str(info.name_stack))
         if "transpose" in transforms:
             writer.phase = "backward"
         writer.again = writer.again or "rematted_computation" in transforms
@@ -300,7 +300,7 @@ def dtype_name(dtype: Any) -> str:
     return {"float0": "bool", "void": "bool", "float4_e2m1fn": "float4_e2m1fn_x2"}.get(name, name)
 
 
-def _scopes(stack: str) -> tuple[list[str], set[str]]:
+def scopes_of(stack: str) -> tuple[list[str], set[str]]:
     """The names of a name stack without what transformations add, and these."""
     names, transforms = [], set()
     for token in filter(None, re.split(r"/(?![^()]*\))", stack)):

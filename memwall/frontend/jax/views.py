@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from memwall.core.graph import TensorSpec
+from memwall.frontend.writing import reshape_strides
 
 
 class View(NamedTuple):
@@ -19,38 +20,8 @@ class View(NamedTuple):
 
 def reshaped(spec: TensorSpec, shape: Sequence[int]) -> View | None:
     """A tensor in another shape; None where its strides cannot say that, and it is copied."""
-    if math.prod(shape) != spec.numel:
-        return None
-    if not spec.numel:
-        return View(tuple(shape), (1,) * len(shape))
-    runs = _runs(spec)
-    strides: list[int] = []
-    sizes = list(reversed(shape))
-    size, step = runs.pop() if runs else (1, 1)
-    for axis in sizes:
-        if axis == 1:
-            strides.append(step)
-            continue
-        if size == 1 and runs:
-            size, step = runs.pop()
-        if size % axis:
-            return None
-        strides.append(step)
-        size, step = size // axis, step * axis
-    return View(tuple(shape), tuple(reversed(strides)))
-
-
-def _runs(spec: TensorSpec) -> list[tuple[int, int]]:
-    """Size and stride of each run of axes that lie as one, the outermost first."""
-    runs: list[tuple[int, int]] = []
-    for size, stride in zip(spec.shape, spec.strides, strict=True):
-        if size == 1:
-            continue
-        if runs and runs[-1][1] == size * stride:
-            runs[-1] = runs[-1][0] * size, stride
-        else:
-            runs.append((size, stride))
-    return runs
+    strides = reshape_strides(spec, shape) if math.prod(shape) == spec.numel else None
+    return None if strides is None else View(tuple(shape), strides)
 
 
 def transposed(spec: TensorSpec, permutation: Sequence[int]) -> View:

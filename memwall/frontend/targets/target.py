@@ -17,10 +17,13 @@ from memwall.frontend.targets.loading import importable, load_file, load_module
 from memwall.frontend.targets.sizes import check_mode, read_dims, read_sizes
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
 
-KINDS = "model.py, model.py:name, package.module:name, hf:FOLDER_OR_CONFIG_JSON, model.onnx or a saved profile (.json)"
+KINDS = (
+    "model.py, model.py:name, package.module:name, hf:FOLDER_OR_CONFIG_JSON, model.onnx, model.mlir or a saved profile"
+    " (.json)"
+)
 
 #: suffix of a file that another program wrote → its kind
-FORMATS = {".onnx": "onnx"}
+FORMATS = {".onnx": "onnx", **dict.fromkeys((".mlir", ".mlirbc", ".stablehlo", ".jax"), "stablehlo")}
 
 
 class Parts(NamedTuple):
@@ -136,12 +139,17 @@ def _program(kind: str, target: str, sizes: Mapping[str, Any], dims: Mapping[str
     """The program of a file that another program wrote."""
     path = _existing(Path(target))
     if sizes:
-        raise UsageError(
-            f"--{next(iter(sizes))} has no effect on {target}, whose inputs are in the file; give --dim NAME=N"
-        )
-    from memwall.frontend.onnx import OnnxProgram
+        name = next(iter(sizes))
+        raise UsageError(f"--{name} has no effect on {target}, whose inputs are in the file (ONNX: --dim NAME=N)")
+    if kind == "onnx":
+        from memwall.frontend.onnx import OnnxProgram
 
-    return OnnxProgram(path.stem, target, path, dims)
+        return OnnxProgram(path.stem, target, path, dims)
+    if dims:
+        raise UsageError(f"--dim gives the symbolic sizes of an ONNX file, and {target} has none")
+    from memwall.frontend.stablehlo import StablehloProgram
+
+    return StablehloProgram(path.stem, target, path)
 
 
 def _loaded(kind: str, place: str) -> tuple[ModuleType, str, str]:

@@ -26,6 +26,8 @@ MULTIPLY_ADDS = {
 }
 #: an LSTM's gates count as well: 27 FLOP for each hidden element
 _GATES = {"lstm": 27 * 16 * WIDTH}
+#: loops over its steps, which read its weights at each of them, are not the one call of a library
+_IN_STEPS = frozenset(("lstm",))
 PRODUCTS = ("contraction", "convolution", "attention")
 
 
@@ -34,6 +36,13 @@ def figures(profile):
     graph, costs = profile.graph, profile.costs[0]
     flops = sum(cost.total_flops for op, cost in zip(graph.ops, costs, strict=True) if op.op_class in PRODUCTS)
     return flops, sum(group.cost.bytes for group in ideal_plan(graph, costs).groups)
+
+
+def in_jax(name):
+    pytest.importorskip("jax", reason="needs JAX")
+    from tests.unit import conformance_jax
+
+    return conformance_jax.models()[name]
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +69,29 @@ def test_a_file_of_onnx_is_the_module_that_it_was_exported_from(name, torch_figu
         as_it_is = {"training": torch.onnx.TrainingMode.PRESERVE, "do_constant_folding": False}
         torch.onnx.export(module.eval(), inputs, path, opset_version=18, dynamo=False, **as_it_is)
     assert figures(memwall.profile(path, gpu="h100-sxm")) == wanted
+
+
+@pytest.mark.parametrize("name", MULTIPLY_ADDS)
+def test_a_function_of_jax_is_the_module(name, torch_figures):
+    function, weights, inputs = in_jax(name)
+    from memwall.frontend.jax.program import JaxProgram
+
+    program = JaxProgram(name, name, function, (weights, *inputs), parameters=1)
+    agrees(name, figures(memwall.profile(program, gpu="h100-sxm")), torch_figures)
+
+
+@pytest.mark.parametrize("name", MULTIPLY_ADDS)
+def test_what_jax_exports_is_the_module(name, torch_figures, tmp_path):
+    function, weights, inputs = in_jax(name)
+    import jax
+
+    made = jax.export.export(jax.jit(function), platforms=["cuda"])(weights, *inputs)
+    (tmp_path / "model.jax").write_bytes(made.serialize())
+    agrees(name, figures(memwall.profile(str(tmp_path / "model.jax"), gpu="h100-sxm")), torch_figures)
+
+
+def agrees(name, found, torch_figures):
+    if name in _IN_STEPS:
+        assert found[0] == 2 * MULTIPLY_ADDS[name]
+    else:
+        assert found == torch_figures[name][0]

@@ -114,6 +114,23 @@ def test_attention_spelled_out_moves_what_flash_moves():
         assert moved(made) == 4 * Q  # q, k, v in, the result out; the scores, S = 256 MiB, never
 
 
+def test_a_softmax_that_is_written_out_stays_on_chip(b):
+    """The largest of each row subtracted, exponentials, their sum, a division: as JAX writes it."""
+    q, k, v = (b.given(HEADS, SEQ, DIM) for _ in range(3))
+    scores = bmm(b, q, turned(b, k))
+    most = b.call("lax.reduce_max", [("x", scores)], HEADS, SEQ, axes=[2])
+    powers = b.like("lax.exp", b.like("lax.sub", ("x", scores), ("y", b.view(most, (HEADS, SEQ, SEQ), (SEQ, 1, 0)))))
+    total = b.call("lax.reduce_sum", [("x", powers)], HEADS, SEQ, axes=[2])
+    weights = b.like("lax.div", ("x", powers), ("y", b.view(total, (HEADS, SEQ, SEQ), (SEQ, 1, 0))))
+    assert moved(plan("ideal", b.graph(bmm(b, weights, v)))) == 4 * Q
+
+
+def test_exponentials_that_are_not_summed_are_no_softmax(b):
+    q, k, v = (b.given(HEADS, SEQ, DIM) for _ in range(3))
+    out = bmm(b, b.like("lax.exp", bmm(b, q, turned(b, k))), v)
+    assert moved(plan("ideal", b.graph(out))) == 4 * Q + 2 * S
+
+
 def test_its_backward_keeps_the_scores_on_chip_too(b):
     """q, k, v and the gradient of the result in, three gradients out: flash's backward without its statistics."""
     q, k, v, grad = (b.given(HEADS, SEQ, DIM) for _ in range(4))

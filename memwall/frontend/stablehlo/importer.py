@@ -1,0 +1,324 @@
+"""A module of StableHLO → what a :class:`memwall.frontend.writing.GraphWriter` holds.
+
+- Calls are entered. ``while`` is written out for as many trips as its counter has, which is followed as a number; one
+  whose condition depends on data is written once. ``case`` and ``if`` take the branch that is known, else the largest.
+- Splat constants and what is computed from them alone are numbers in the program, not arrays; others are weights.
+- In a loop ``dynamic_update_slice`` writes into its operand, as XLA's buffer assignment lets it.
+- A custom call is kept under its target's name and charged its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from memwall.core.errors import UsageError
+from memwall.core.graph import Graph
+from memwall.frontend.hlo.scalars import folded
+from memwall.frontend.jax.jaxprs import OPERANDS
+from memwall.frontend.jax.views import VIEWS, View, sliced
+from memwall.frontend.stablehlo import attributes as tables
+from memwall.frontend.stablehlo.places import Places
+from memwall.frontend.writing import GraphWriter
+
+#: element types of MLIR, as :data:`memwall.core.graph.ITEMSIZE` has them
+_DTYPES = {
+    "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "i1": "bool",
+    "complex<f32>": "complex64", "complex<f64>": "complex128", "f8E4M3FN": "float8_e4m3fn", "f8E5M2": "float8_e5m2",
+    "f8E4M3FNUZ": "float8_e4m3fnuz", "f8E5M2FNUZ": "float8_e5m2fnuz", "f8E8M0FNU": "float8_e8m0fnu",
+    "f4E2M1FN": "float4_e2m1fn_x2", **{f"i{bits}": f"int{bits}" for bits in (2, 4, 8, 16, 32, 64)},
+    **{f"ui{bits}": f"uint{bits}" for bits in (2, 4, 8, 16, 32, 64)},
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Held:
+    """A value of the program: its id in the graph, None where it is a number (or the same number everywhere), and that
+    number where it is known."""
+
+    value: int | None
+    number: float | None = None
+
+
+class StablehloImporter:
+    """Writes a module's main function; ``notes`` are lines for every page of the profile."""
+
+    def __init__(self, module: Any, source: str, max_ops: int) -> None:
+        self.source = source
+        self.writer = GraphWriter(max_ops)
+        self.notes: dict[str, None] = {}
+        self.places = Places()
+        self.parameters: list[int] = []
+        self._module = module  # which keeps alive what its operations refer to
+        self._functions = {
+            tables.said(each.operation, "sym_name"): each.operation
+            for each in module.body.operations
+            if "sym_name" in each.operation.attributes
+        }
+        self._loops = 0
+
+    def graph(self) -> Graph:
+        """The graph of the main function. Raises ``UsageError``: there is none, or it has sizes that are not known."""
+        main = self._functions.get("main") or next((f for f in self._functions.values() if f.name == "func.func"), None)
+        if main is None or not main.regions[0].blocks:
+            raise UsageError(f"{self.source} has no function")
+        given, inputs = list[Held](), list[int]()
+        names = [self.places.name(argument.location) for argument in main.regions[0].blocks[0].arguments]
+        tree = names[0].partition("[")[0].partition(".")[0] if names and set(names[0]) & {"[", "."} else None
+        for name, argument in zip(names, main.regions[0].blocks[0].arguments, strict=True):
+            of_weights = tree is not None and name.startswith((f"{tree}[", f"{tree}."))
+            value = self.writer.array(*self._type(argument.type), "parameter" if of_weights else "input", name)
+            (self.parameters if of_weights else inputs).append(value)
+            given.append(Held(value))
+        made = self._region(main.regions[0], given, {})
+        outputs = [self._placed(one, *self._type(kind)) for one, kind in zip(made, self._results(main), strict=True)]
+        return self.writer.graph(inputs, tuple(self.parameters), tuple(dict.fromkeys(outputs)))
+
+    @staticmethod
+    def _results(function: Any) -> Sequence[Any]:
+        found: Sequence[Any] = ir.FunctionType(function.attributes["function_type"].value).results
+        return found
+
+    def _type(self, kind: Any) -> tuple[tuple[int, ...], str]:
+        if not isinstance(kind, ir.RankedTensorType):
+            return (0,), "bool"  # a token
+        shape = tuple(kind.shape)
+        dtype = _DTYPES.get(str(kind.element_type).partition(":")[0])
+        if not kind.has_static_shape:
+            raise UsageError(f"{self.source} has sizes that depend on its inputs ({kind}); export it for their shapes")
+        if dtype is None:
+            raise UsageError(f"{self.source}: the element type {kind.element_type} is not modeled")
+        return shape, dtype
+
+    # -- values -------------------------------------------------------------------------------------------------------
+
+    def _placed(self, held: Held, shape: tuple[int, ...], dtype: str) -> int:
+        """The value's id; a number that a kernel or the caller takes as an array is written first."""
+        if held.value is None:
+            held.value = self.writer.array(shape, dtype)
+            self.writer.op("lax.full", (), (held.value,), attributes={"shape": list(shape)})
+        return held.value
+
+    def _new(self, kind: Any) -> Held:
+        return Held(self.writer.array(*self._type(kind)))
+
+    # -- regions and calls --------------------------------------------------------------------------------------------
+
+    def _region(self, region: Any, given: Sequence[Held], outside: Mapping[Any, Held]) -> list[Held]:
+        """What a region returns for some arguments."""
+        (block,) = region.blocks
+        values = {**outside, **dict(zip(block.arguments, given, strict=True))}
+        for each in block.operations:
+            op = each.operation
+            if op.name.endswith(".return"):
+                return [values[operand] for operand in op.operands]
+            operands = [values[operand] for operand in op.operands]
+            with self.places.at(self.writer, op.location):
+                made = self._operation(op, operands, values)
+            values.update(zip(op.results, made, strict=True))
+        return []
+
+    def _operation(self, op: Any, operands: list[Held], values: Mapping[Any, Held]) -> list[Held]:
+        dialect, _, name = op.name.partition(".")
+        if special := _SPECIAL.get(name):
+            return special(self, op, operands, values)
+        if name in tables.FREE:
+            self.writer.free(f"lax.{name}")
+            return [*operands, *(Held(None) for _ in op.results)][: len(op.results)]
+        known = tables.OPERATIONS.get(name)
+        if known is None:
+            return self._op(f"{dialect}.{name}", op, operands, {})
+        primitive, parameters = known
+        return self._primitive(primitive, op, operands, parameters(op))
+
+    def _primitive(self, primitive: str, op: Any, operands: list[Held], said: dict[str, Any]) -> list[Held]:
+        """A primitive: a number, a view or an op."""
+        shape = self._type(op.results[0].type)[0]
+        if operands and all(each.value is None for each in operands) and len(op.results) == 1:
+            numbers = [each.number for each in operands]
+            return [Held(None, numbers[0] if primitive in _PASSED else folded(primitive, numbers))]
+        if operands and (see := VIEWS.get(primitive)) is not None and operands[0].value is not None:
+            if primitive == "broadcast_in_dim" and prod(shape) == 1:
+                see = VIEWS["reshape"]
+            view = see(self.writer.spec(operands[0].value), said, shape)
+            if view is not None:
+                return [self._view(primitive, operands[0].value, view)]
+        return self._op(f"lax.{primitive}", op, operands, said)
+
+    def _view(self, primitive: str, source: int, view: View) -> Held:
+        said = {"view": list(view.shape)}
+        self.writer.op(f"lax.{primitive}", (source,), (), arguments=("operand",), attributes=said)
+        return Held(self.writer.view(source, *view))
+
+    def _op(self, name: str, op: Any, operands: Sequence[Held], said: dict[str, Any], used: bool = False) -> list[Held]:
+        """An op on those operands that are arrays, into new ones of all results, or of those that are ``used``."""
+        primitive = name.partition(".")[2]
+        if primitive in _ON_ARRAYS:
+            for each, operand in zip(operands, op.operands, strict=False):
+                self._placed(each, *self._type(operand.type))
+        names = OPERANDS.get(primitive, ())
+        given = [(i, each.value) for i, each in enumerate(operands) if each.value is not None]
+        arguments = [names[i] if i < len(names) else "xyz"[i] if i < 3 else f"x{i}" for i, _ in given]
+        made = [Held(None) if used and not any(result.uses) else self._new(result.type) for result in op.results]
+        outputs = [each.value for each in made if each.value is not None]
+        self.writer.op(name, [value for _, value in given], outputs, arguments=arguments, attributes=said)
+        return made
+
+    # -- operations with a rule of their own --------------------------------------------------------------------------
+
+    def _constant(self, op: Any, operands: list[Held], values: Mapping[Any, Held]) -> list[Held]:
+        content = op.attributes["value"]
+        shape, dtype = self._type(op.results[0].type)
+        if getattr(content, "is_splat", False) or prod(shape) <= 1:
+            return [Held(None, _number(content))]
+        role = "parameter" if "float" in dtype else "buffer"
+        value = self.writer.array(shape, dtype, role, f"constant.{len(self.writer.storages)}")
+        if role == "parameter":
+            self.parameters.append(value)
+        return [Held(value)]
+
+    def _call(self, op: Any, operands: list[Held], values: Mapping[Any, Held]) -> list[Held]:
+        name = tables.said(op, "callee") or tables.said(op, "decomposition")
+        return self._region(self._functions[name].regions[0], operands, {})
+
+    def _composite(self, op: Any, operands: list[Held], values: Mapping[Any, Held]) -> list[Held]:
+        """A call with a name: of an operation that is known under it, else of what it is made of."""
+        name = tables.said(op, "name").rpartition(".")[2]
+        if name == "top_k":
+            held = op.attributes["composite_attributes"]
+            return self._op("lax.top_k", op, operands, {"k": held["k"].value})
+        if name in tables.OPERATIONS and len(op.operands) <= 2:
+            return self._primitive(tables.OPERATIONS[name][0], op, operands, {})
+        return self._call(op, operands, values)
+
+    def _compare(self, op: Any, operands: list[Held], values: Mapping[Any, Held]) -> list[Held]:
+        return self._primitive(tables.said(op, "comparison_direction").lower(), op, operands, {})
+
+    def _reduce(self, op: Any, operands: list[Held], values: Mapping[Any, Held]) -> list[Held]:
+        primitive, said = tables.reduction_of(op), {"axes": tables.said(op, "dimensions")}
+        arrays = operands[: len(op.results)]
+        if all(each.value is None for each in arrays):
+            return [Held(None) for _ in op.results]
+        if primitive in ("argmax", "argmin"):  # of the second operand, which counts places, a kernel reads nothing
+            arrays = arrays[:1]
+        return self._op(f"lax.{primitive}", op, arrays, said, used=len(op.results) > 1)
+
+    def _window(self, op: Any, operands: list[Held], values: Mapping[Any, Held]) -> list[Held]:
+        primitive, said = tables.window_of(op)
+        return self._op(f"lax.{primitive}", op, operands[: len(op.results)], said)
+
+    def _scatter(self, op: Any, operands: list[Held], values: Mapping[Any, Held]) -> list[Held]:
+        return self._op(f"lax.{tables.scatter_of(op)}", op, operands, {})
+
+    def _select_and_scatter(self, op: Any, operands: list[Held], values: Mapping[Any, Held]) -> list[Held]:
+        return self._op("lax.select_and_scatter_add", op, [operands[1], operands[0]], {})
+
+    def _custom(self, op: Any, operands: list[Held], values: Mapping[Any, Held]) -> list[Held]:
+        target = tables.said(op, "call_target_name")
+        if target in tables.FREE_CALLS:
+            self.writer.free(f"lax.{target}")
+            return operands[: len(op.results)]
+        if target in tables.KNOWN_CALLS:
+            return self._op(f"lax.{tables.KNOWN_CALLS[target]}", op, operands, {})
+        return self._op(f"custom_call.{target.replace('.', '_')}", op, operands, {})
+
+    def _take(self, op: Any, operands: list[Held], values: Mapping[Any, Held]) -> list[Held]:
+        """``dynamic_slice``: from the places that are numbers; the first part stands for one that is not known."""
+        source, *starts = operands
+        sizes = tables.said(op, "slice_sizes")
+        if source.value is None:
+            return [Held(None)]
+        view = self._part(self.writer.spec(source.value).shape, sizes, starts)
+        return [self._view("dynamic_slice", source.value, sliced(self.writer.spec(source.value), *view))]
+
+    @staticmethod
+    def _part(shape: Sequence[int], sizes: Sequence[int], starts: Sequence[Held]) -> tuple[list[int], list[int]]:
+        """Starts and limits of a part, clamped as XLA clamps them."""
+        begins = [
+            min(max(int(held.number or 0), 0), whole - size)
+            for held, whole, size in zip(starts, shape, sizes, strict=True)
+        ]
+        return begins, [begin + size for begin, size in zip(begins, sizes, strict=True)]
+
+    def _put(self, op: Any, operands: list[Held], values: Mapping[Any, Held]) -> list[Held]:
+        """``dynamic_update_slice``: in a loop in place, once its operand is no array from before the step."""
+        whole, update, *starts = operands
+        shape, dtype = self._type(op.results[0].type)
+        if not self._loops or (whole.value is not None and self._is_persistent(whole.value)):
+            return self._op("lax.dynamic_update_slice", op, operands[:2], {})
+        if whole.value is None:
+            whole = Held(self.writer.array(shape, dtype))
+        assert whole.value is not None
+        spec, size = self.writer.spec(whole.value), self._type(op.operands[1].type)[0]
+        place = self.writer.view(whole.value, *sliced(spec, *self._part(shape, size, starts)))
+        given = [] if update.value is None else [update.value]
+        self.writer.op("lax.dynamic_update_slice", given, [place], arguments=["update"][: len(given)])
+        return [whole]
+
+    def _is_persistent(self, value: int) -> bool:
+        return self.writer.storages[self.writer.values[value].storage].is_persistent
+
+    # -- loops and branches -------------------------------------------------------------------------------------------
+
+    def _while(self, op: Any, operands: list[Held], values: Mapping[Any, Held]) -> list[Held]:
+        test, body = op.regions
+        carried, trip = operands, 0
+        self._loops += 1
+        while True:
+            (going,) = self._region(test, carried, values)
+            if going.number is None:
+                self.notes["a while loop whose trips depend on data is counted once"] = None
+            elif not going.number:
+                break
+            with self.places.trip(trip):
+                carried = self._region(body, carried, values)
+            trip += 1
+            if going.number is None:
+                break
+        self._loops -= 1
+        return carried
+
+    def _case(self, op: Any, operands: list[Held], values: Mapping[Any, Held]) -> list[Held]:
+        index = operands[0].number
+        if index is None:
+            chosen = max(op.regions, key=_operations_in)
+            self.notes["of a conditional that depends on data the branch with most operations runs"] = None
+        else:
+            number = int(not index) if op.name.endswith(".if") else int(index)
+            chosen = op.regions[min(max(number, 0), len(op.regions) - 1)]
+        return self._region(chosen, (), values)
+
+
+def _operations_in(region: Any) -> int:
+    """Operations of a region, those within them included."""
+    return sum(1 + sum(map(_operations_in, op.operation.regions)) for block in region.blocks for op in block.operations)
+
+
+def _number(content: Any) -> float | None:
+    """The number of a splat constant, or of one element."""
+    found = np.array(content).reshape(-1) if not getattr(content, "is_splat", False) else None
+    if found is not None:
+        return float(found[0]) if len(found) else None
+    item = content.get_splat_value()
+    return float(item.value) if isinstance(item, ir.IntegerAttr | ir.FloatAttr | ir.BoolAttr) else None
+
+
+#: primitives that pass a number on
+_PASSED = frozenset(("reshape", "broadcast_in_dim", "slice", "transpose"))
+#: primitives whose formulas need all their operands
+_ON_ARRAYS = frozenset(("dot_general", "conv_general_dilated", "dynamic_update_slice", "gather", "scatter",
+                        "scatter_add", "scatter_mul", "scatter_min", "scatter_max", "sort", "top_k"))  # fmt: skip
+_SPECIAL: Mapping[str, Callable[[StablehloImporter, Any, list[Held], Mapping[Any, Held]], list[Held]]] = {
+    "constant": StablehloImporter._constant, "call": StablehloImporter._call,
+    "composite": StablehloImporter._composite, "compare": StablehloImporter._compare,
+    "reduce": StablehloImporter._reduce, "reduce_window": StablehloImporter._window,
+    "scatter": StablehloImporter._scatter, "select_and_scatter": StablehloImporter._select_and_scatter,
+    "custom_call": StablehloImporter._custom, "dynamic_slice": StablehloImporter._take,
+    "dynamic_update_slice": StablehloImporter._put, "while": StablehloImporter._while,
+    "case": StablehloImporter._case, "if": StablehloImporter._case,
+}  # fmt: skip

@@ -1,0 +1,179 @@
+"""StableHLO as graphs: calls, loops, reductions and places by hand; and what a wrong file is told."""
+
+import pytest
+
+import memwall
+from memwall.core.errors import UsageError
+
+jax = pytest.importorskip("jax", reason="needs JAX")
+
+MODULE = "module @m {{ {functions} func.func public @main({arguments}) -> ({results}) {{ {body} }} }}"
+
+
+def made(tmp_path, arguments, results, body, functions="", name="model.mlir"):
+    path = tmp_path / name
+    path.write_text(MODULE.format(arguments=arguments, results=results, body=body, functions=functions))
+    return memwall.profile(str(path), gpu="h100-sxm")
+
+
+def names(profile):
+    return [op.name for op in profile.graph.ops]
+
+
+def flops(profile):
+    return sum(cost.total_flops for cost in profile.costs[0])
+
+
+X, Y = "%x: tensor<8x16xf32>", "tensor<8x16xf32>"
+
+
+def test_a_product_is_a_dot_general_with_its_axes(tmp_path):
+    body = """%0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0], precision = [DEFAULT, DEFAULT]
+              : (tensor<8x16xf32>, tensor<16x32xf32>) -> tensor<8x32xf32> return %0 : tensor<8x32xf32>"""
+    found = made(tmp_path, f"{X}, %w: tensor<16x32xf32>", "tensor<8x32xf32>", body)
+    (op,) = found.graph.ops
+    assert op.name == "lax.dot_general" and op.attributes["dimension_numbers"] == [[[1], [0]], [[], []]]
+    assert flops(found) == 2 * 8 * 16 * 32
+
+
+def test_a_splat_constant_is_a_number_and_no_array(tmp_path):
+    body = f"%c = stablehlo.constant dense<2.0> : {Y} %0 = stablehlo.multiply %x, %c : {Y} return %0 : {Y}"
+    found = made(tmp_path, X, Y, body)
+    assert names(found) == ["lax.mul"] and found.costs[0][0].read_bytes == 4 * 8 * 16
+
+
+def test_other_constants_are_weights(tmp_path):
+    body = """%c = stablehlo.constant dense<[1.0, 2.0]> : tensor<2xf32> %0 = stablehlo.add %x, %c : tensor<2xf32>
+              return %0 : tensor<2xf32>"""
+    assert made(tmp_path, "%x: tensor<2xf32>", "tensor<2xf32>", body).workload.parameters == 2
+
+
+def test_what_rearranges_is_a_view(tmp_path):
+    body = """%0 = stablehlo.transpose %x, dims = [1, 0] : (tensor<8x16xf32>) -> tensor<16x8xf32>
+              %1 = stablehlo.exponential %0 : tensor<16x8xf32> return %1 : tensor<16x8xf32>"""
+    found = made(tmp_path, X, "tensor<16x8xf32>", body)
+    view, op = found.graph.ops
+    assert view.name == "lax.transpose" and view.is_view
+    assert found.graph.values[op.inputs[0]].spec.strides == (1, 16)
+
+
+def test_a_reduction_is_named_by_its_body(tmp_path):
+    body = """%c = stablehlo.constant dense<0.0> : tensor<f32>
+              %0 = stablehlo.reduce(%x init: %c) applies stablehlo.add across dimensions = [1]
+                : (tensor<8x16xf32>, tensor<f32>) -> tensor<8xf32>
+              %1 = stablehlo.reduce(%0 init: %c) applies stablehlo.maximum across dimensions = [0]
+                : (tensor<8xf32>, tensor<f32>) -> tensor<f32> return %1 : tensor<f32>"""
+    assert names(made(tmp_path, X, "tensor<f32>", body)) == ["lax.reduce_sum", "lax.reduce_max"]
+
+
+LOOP = """
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %1:2 = stablehlo.while(%i = %zero, %h = %x) : tensor<i32>, tensor<8x16xf32>
+    cond {{
+      %n = stablehlo.constant dense<{trips}> : tensor<i32>
+      %t = stablehlo.compare LT, %i, {limit}, SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %t : tensor<i1>
+    }} do {{
+      %one = stablehlo.constant dense<1> : tensor<i32>
+      %j = stablehlo.add %i, %one : tensor<i32>
+      %g = stablehlo.tanh %h : tensor<8x16xf32>
+      stablehlo.return %j, %g : tensor<i32>, tensor<8x16xf32>
+    }}
+  return %1#1 : tensor<8x16xf32>"""
+
+
+def test_a_loop_with_a_counter_is_written_out(tmp_path):
+    found = made(tmp_path, X, Y, LOOP.format(trips=5, limit="%n"))
+    assert names(found) == ["lax.tanh"] * 5 and [op.module for op in found.graph.ops] == ["0", "1", "2", "3", "4"]
+
+
+def test_a_loop_to_a_number_of_the_data_is_written_once_and_said(tmp_path):
+    found = made(tmp_path, f"{X}, %m: tensor<i32>", Y, LOOP.format(trips=5, limit="%m"))
+    assert names(found).count("lax.tanh") == 1
+    assert "a while loop whose trips depend on data is counted once" in found.traced.notes
+
+
+def test_a_call_is_entered(tmp_path):
+    function = f"func.func private @twice(%a: {Y}) -> {Y} {{ %0 = stablehlo.add %a, %a : {Y} return %0 : {Y} }}"
+    body = f"%0 = call @twice(%x) : ({Y}) -> {Y} %1 = call @twice(%0) : ({Y}) -> {Y} return %1 : {Y}"
+    assert names(made(tmp_path, X, Y, body, function)) == ["lax.add", "lax.add"]
+
+
+def test_a_custom_call_is_kept_under_its_name(tmp_path):
+    body = f"%0 = stablehlo.custom_call @my.kernel(%x) : ({Y}) -> {Y} return %0 : {Y}"
+    found = made(tmp_path, X, Y, body)
+    assert found.coverage.unmodeled == ("custom_call.my_kernel",)
+    assert found.costs[0][0].bytes == 2 * 4 * 8 * 16
+
+
+def scanned(params, x):
+    def layer(h, w):
+        with jax.named_scope("layer"):
+            return jax.numpy.tanh(h @ w), h.sum()
+
+    return jax.lax.scan(layer, x, params["w"])
+
+
+def exported(tmp_path, function, *arguments):
+    path = tmp_path / "model.jax"
+    path.write_bytes(jax.export.export(jax.jit(function), platforms=["cuda"])(*arguments).serialize())
+    return memwall.profile(str(path), gpu="h100-sxm")
+
+
+def array(*shape):
+    return jax.ShapeDtypeStruct(shape, jax.numpy.float32)
+
+
+def test_a_scan_reads_each_slice_of_its_weights_and_writes_its_results_in_place(tmp_path):
+    """Three layers [4, 8] x [8, 8]; the sums are parts of one array."""
+    found = exported(tmp_path, scanned, {"w": array(3, 8, 8)}, array(4, 8))
+    graph = found.graph
+    dots = [op for op in graph.ops if op.name == "lax.dot_general"]
+    assert [graph.values[op.inputs[1]].offset for op in dots] == [0, 64, 128]
+    assert [op.module for op in dots] == ["0.layer", "1.layer", "2.layer"]
+    puts = [op for op in graph.ops if op.name == "lax.dynamic_update_slice"]
+    assert [graph.values[op.outputs[0]].offset for op in puts] == [0, 1, 2]
+    assert found.workload.parameters == 3 * 8 * 8 and "test_stablehlo.py:" in dots[0].source
+
+
+def test_gradients_are_of_the_backward_phase(tmp_path):
+    def loss(params, x):
+        return (jax.numpy.tanh(x @ params["w"]) ** 2).sum()
+
+    found = exported(tmp_path, jax.grad(loss), {"w": array(8, 8)}, array(4, 8))
+    phases = {op.phase for op in found.graph.ops if op.name == "lax.dot_general"}
+    assert phases == {"forward", "backward"} and found.workload.mode == "training"
+
+
+def test_bytecode_is_the_text(tmp_path):
+    arguments = ({"w": array(3, 8, 8)}, array(4, 8))
+    found = jax.export.export(jax.jit(scanned), platforms=["cuda"])(*arguments)
+    (tmp_path / "a.mlirbc").write_bytes(found.mlir_module_serialized)
+    (tmp_path / "b.mlir").write_text(found.mlir_module())
+    first, second = (memwall.profile(str(tmp_path / name), gpu="h100-sxm") for name in ("a.mlirbc", "b.mlir"))
+    assert names(first) == names(second) and flops(first) == flops(second)
+
+
+@pytest.mark.parametrize(
+    ("contents", "said"),
+    [
+        (b"module @m { func.func", "is no module of StableHLO, or is cut short"),
+        (b"ML\xefR\x00cut", "is no module of StableHLO, or is cut short"),
+        (b"\x00\x01\x02\xff", "is neither StableHLO"),
+        (b"HloModule m\n", "is text of HLO, not of StableHLO"),
+        (b"module { func.func public @main(%x: tensor<?xf32>) -> tensor<?xf32> { return %x : tensor<?xf32> } }",
+         "has sizes that depend on its inputs"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_one_line(tmp_path, contents, said):
+    path = tmp_path / "m.mlir"
+    path.write_bytes(contents)
+    with pytest.raises(UsageError, match=said) as caught:
+        memwall.profile(str(path), gpu="h100-sxm")
+    assert "\n" not in str(caught.value)
+
+
+def test_sizes_are_those_of_the_export(tmp_path):
+    (tmp_path / "m.mlir").write_text("")
+    with pytest.raises(UsageError, match="--dim gives the symbolic sizes of an ONNX file"):
+        memwall.profile(str(tmp_path / "m.mlir"), dims={"batch": 2}, gpu="h100-sxm")
