@@ -19,8 +19,15 @@ def test_a_window_of_one_in_steps_of_two_reads_a_quarter(order):
     axes, data, result = ORDERS[order]
     specs = [contiguous(data, "float32"), contiguous((8, 16, 1, 1), "float32")]
     out = contiguous(result, "float32")
-    said = {"dimension_numbers": [axes, [0, 1, 2, 3], axes], "window_strides": [2, 2], "padding": [[0, 0], [0, 0]],
-            "lhs_dilation": [1, 1], "rhs_dilation": [1, 1], "feature_group_count": 1, "batch_group_count": 1}  # fmt: skip
+    said = {
+        "dimension_numbers": [axes, [0, 1, 2, 3], axes],
+        "window_strides": [2, 2],
+        "padding": [[0, 0], [0, 0]],
+        "lhs_dilation": [1, 1],
+        "rhs_dilation": [1, 1],
+        "feature_group_count": 1,
+        "batch_group_count": 1,
+    }
     read = sum(spec.nbytes for spec in specs)
     call = Call("lax.conv_general_dilated", tuple(specs), ("lhs", "rhs"), (out,), said, read, out.nbytes)
     assert cost_of(call).read_bytes == specs[0].nbytes // 4 + specs[1].nbytes
