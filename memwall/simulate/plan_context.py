@@ -184,7 +184,8 @@ def _label(graph: Graph, group: Group, costs: Sequence[Cost]) -> tuple[str, str]
     classes, half = sorted(explained, key=class_order), _effort(group.cost) / 2
     most = max(classes, key=explained.__getitem__)
     op_class = next((name for name in classes if explained[name] >= half), most)
-    return "+".join(op.name.removeprefix("aten.") for op in ops), op_class if costs else classes[0]
+    names = (op.name.removeprefix("aten.").removeprefix("lax.") for op in ops)
+    return "+".join(names), op_class if costs else classes[0]
 
 
 #: FLOPs of each engine that take as long as a byte of DRAM: an A100's (312 and 19.5 TFLOP/s, 2.04 TB/s)

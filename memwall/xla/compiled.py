@@ -9,10 +9,10 @@ them there. The peak is that of the buffer assignment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
+from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, distinct_bytes
 from memwall.frontend.hlo import parse
 from memwall.frontend.hlo.graph import graph_of
@@ -23,7 +23,7 @@ from memwall.fusion.plan import Group, Part, Placement, Plan, not_run
 from memwall.fusion.pricing import Pricer, with_launches
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost, graph_costs
-from memwall.xla.compiling import LIMIT_S, compile_program
+from memwall.xla.compiling import LIMIT_S, check_installed, compile_program
 from memwall.xla.target import target_of
 
 #: the memory space of a device's DRAM
@@ -32,17 +32,6 @@ DRAM = 0
 GENERATED = frozenset(("loop", "input", "output", "custom"))
 #: kinds that launch nothing: buffers that lie behind each other
 _JOINED = frozenset(("ConcatBitcast",))
-
-
-class XlaProgram(Protocol):
-    """A program that XLA can compile."""
-
-    @property
-    def name(self) -> str:
-        """A short name for reports."""
-
-    def exported(self, platform: str) -> bytes:
-        """What ``jax.export`` serializes of it for a platform, ``cuda`` or ``tpu``."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +49,7 @@ class CompiledProgram:
 
 
 def compiled(
-    program: XlaProgram,
+    program: Callable[[str], bytes],
     gpu: Gpu,
     arguments: Sequence[HloArgument] = (),
     *,
@@ -70,6 +59,7 @@ def compiled(
     """What XLA compiles a program to for a GPU or a TPU.
 
     Args:
+        program: what ``jax.export`` serializes of it for a platform, ``cuda`` or ``tpu``.
         arguments: what is known of the program's arguments, in order: their roles and names.
         limit_s: seconds that the compiler may take.
         max_ops: the most ops, loops written out.
@@ -79,8 +69,18 @@ def compiled(
         UsageError: XLA compiles nothing for the GPU, or not the program.
     """
     target = target_of(gpu)
-    made = compile_program(program.exported(target.platform), target, limit_s)
-    return planned(made.text, gpu, arguments, peak=made.peak_bytes, name=program.name, max_ops=max_ops)
+    check_installed(target)
+    made = compile_program(program(target.platform), target, limit_s)
+    return planned(made.text, gpu, arguments, peak=made.peak_bytes, max_ops=max_ops)
+
+
+def xla_plan(graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None) -> Plan:
+    """The policy plans no graph that another front end has made: XLA compiles the program itself.
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError("policy xla compiles a JAX program or StableHLO, and this is a graph without one")
 
 
 def planned(

@@ -62,7 +62,7 @@ def compile_program(artifact: bytes, target: XlaTarget, limit_s: float = LIMIT_S
         MissingError: JAX or the compiler for that platform is not installed; says which extra brings it.
         UsageError: the compiler fails, or takes longer than its limit.
     """
-    _need(target)
+    check_installed(target)
     asked = (FORMAT, target.platform, target.description, *_versions(), *(os.environ.get(name) for name in _READ))
     digest = hashlib.sha256(json.dumps(asked).encode() + artifact).hexdigest()[:32]
     path = cache_folder() / "xla" / f"{digest}.kept"
@@ -93,6 +93,7 @@ def _variables(folder: Path) -> dict[str, str]:
         "JAX_ENABLE_X64": "1",  # arguments keep their types
         "JAX_ENABLE_COMPILATION_CACHE": "0",
         "TPU_SKIP_MDS_QUERY": "1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # the lock is for a device, of which there is none
         "TPU_LOG_DIR": str(folder),
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TMPDIR": str(folder),
@@ -114,7 +115,8 @@ def _toolkits() -> Iterator[Path]:
                     yield folder
 
 
-def _need(target: XlaTarget) -> None:
+def check_installed(target: XlaTarget) -> None:
+    """Raises ``MissingError`` where JAX, or its compiler for a target, is not installed: says which extra brings it."""
     modules, extra = _NEEDED[target.platform]
     if not _has("jax") or not any(map(_has, modules)):
         brought = "jax" if not _has("jax") else f"XLA's compiler for {target.platform}"

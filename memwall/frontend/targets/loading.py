@@ -7,12 +7,14 @@ import importlib
 import importlib.machinery
 import importlib.util
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
+from unittest.mock import patch
 
 from memwall.core.errors import UsageError
 from memwall.frontend.targets.blame import blame, users_code
@@ -22,6 +24,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _numbers = itertools.count(1)
+#: what JAX reads when it is first imported: no GPU is looked for, and no TPU, whose library only one process may load
+_NO_DEVICES = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
+#: variable that keeps XLA from saying that it finds no GPU
+_QUIET = "TF_CPP_MIN_LOG_LEVEL"
 #: Names in ``sys.modules`` that came from the folders of loaded files; dropped before the next file is loaded, so that
 #: two files may each have their own ``layers.py``.
 _siblings: set[str] = set()
@@ -80,8 +86,10 @@ def importable(folder: Path) -> Iterator[None]:
     before = set(sys.modules)
     sys.path.insert(0, entry)
     sys.dont_write_bytecode = True
+    os.environ.setdefault(_QUIET, "2")
     try:
-        yield
+        with patch.dict(os.environ, {name: os.environ.get(name, said) for name, said in _NO_DEVICES.items()}):
+            yield
     finally:
         sys.dont_write_bytecode = wrote
         if entry in sys.path:
