@@ -66,6 +66,9 @@ class Parallelism:
     a2a_overlap: Annotated[
         bool, Option(help="The dispatcher runs while another microbatch is computed in the other direction.")
     ] = False
+    shards: Annotated[
+        int, Option(help="GPUs that hold a share each, of which other replicas have copies (HSDP). [default: all]")
+    ] = 0
 
     @classmethod
     def parse(cls, text: str) -> Parallelism:
@@ -97,6 +100,11 @@ class Parallelism:
         return self.dp * self.cp
 
     @property
+    def sharers(self) -> int:
+        """Of these those that hold a share each."""
+        return self.shards or self.replicas
+
+    @property
     def sums_each(self) -> bool:
         """Whether the gradients of each microbatch are summed over the replicas, and added up in shares."""
         return self.fsdp == "full" or (self.fsdp == "grad" and self.microbatches > 1)
@@ -115,6 +123,12 @@ class Parallelism:
         replica, virtual, wanted = self.tp * self.cp * self.pp, self.pp * self.chunks, world or self.world
         hint = f": dp={wanted // replica} would" if wanted % replica == 0 else ""
         rules = (
+            (self.shards and self.fsdp == "none", "shards are of what fsdp shares: give fsdp=full, grad or optimizer"),
+            (self.replicas % self.sharers, f"shards={self.shards} does not divide the {self.replicas} replicas"),
+            (
+                self.shards and self.ep > 1,
+                "shards next to experts that GPUs share (ep) are not modeled: leave them out",
+            ),
             (self.async_tp and self.tp == 1, "async is of the GPUs of tp: give tp=2 or more"),
             (self.sp and self.tp == 1, "sp shares the sequence among the GPUs of tp: give tp=2 or more"),
             (self.schedule == "interleaved" and self.chunks < 2, "schedule=interleaved:N needs 2 or more chunks"),

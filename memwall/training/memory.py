@@ -121,9 +121,14 @@ class Ranks:
         return self.layout.tp * self.layout.replicas // self.layout.ep
 
     def reduces(self, block: Block) -> list[ReplicaMessage]:
-        """The messages that sum a block's gradients."""
-        op = "all_reduce" if self.layout.fsdp == "none" else "reduce_scatter"
-        return self._between(op, block.trained, self.state.gradient)
+        """The messages that sum a block's gradients: over those that hold shares, then over the copies of a share."""
+        layout, nbytes = self.layout, self.state.gradient
+        op = "all_reduce" if layout.fsdp == "none" else "reduce_scatter"
+        found = self._between(op, block.trained, nbytes)
+        if layout.sharers < layout.replicas and block.trained.parameters:
+            share, copies = self._shard(block.trained), layout.replicas // layout.sharers
+            found.append(ReplicaMessage("all_reduce", share * nbytes, copies, layout.tp * layout.sharers))
+        return found
 
     def gathers(self, block: Block) -> list[ReplicaMessage]:
         """The messages that make a block's weights whole of their shards."""
@@ -132,7 +137,7 @@ class Ranks:
     def _between(self, op: str, block: Block, nbytes: int) -> list[ReplicaMessage]:
         """A collective of so many bytes of each of a block's numbers: ``tp`` apart where they are not experts."""
         shared, layout = block.parameters - block.experts, self.layout
-        groups = (shared, layout.replicas, layout.tp), (block.experts, self.expert_replicas, layout.ep)
+        groups = (shared, layout.sharers, layout.tp), (block.experts, self.expert_replicas, layout.ep)
         return [
             ReplicaMessage(op, count * nbytes, ranks, apart) for count, ranks, apart in groups if count and ranks > 1
         ]
@@ -146,9 +151,9 @@ class Ranks:
         return replace(own, parameters=own.parameters + more, frozen=own.frozen + more - self.blocks.tied_trained)
 
     def _shard(self, held: Block) -> int:
-        """Of parameters the share of a rank where all GPUs that have the same hold one."""
+        """Of parameters the share of a rank where GPUs that have the same hold one each."""
         shared = held.parameters - held.experts
-        return -(-shared // self.layout.replicas) - (-held.experts // self.expert_replicas)
+        return -(-shared // self.layout.sharers) - (-held.experts // self.expert_replicas)
 
     def updated(self, held: Block) -> int:
         """Numbers of which a rank holds the optimizer's state."""

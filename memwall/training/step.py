@@ -6,8 +6,8 @@ block by block while the last backward pass runs (with ``fsdp=grad`` and ``full`
 does not fit next to it is exposed; weights that are sharded are gathered one block ahead. Both run in streams
 (:mod:`memwall.simulate.streams`), where a collective takes its multiprocessors from the blocks next to it: what these
 take longer counts as exposed, too. Of exchanges of parts of a matmul (asynchronous tensor parallelism) three quarters
-of what could be hidden is. Ranks that share matmuls send a part each of what the next stage reads, which is gathered
-there.
+of what could be hidden is, on TPUs all. Ranks that share matmuls send a part each of what the next stage reads, which
+is gathered there.
 
 With ``a2a_overlap`` a backward pass and the forward pass that follows it, of another microbatch, run together, and take
 the longer of what both compute and of the messages of both to experts of other ranks and back, which take their
@@ -34,8 +34,14 @@ from memwall.training.messages import passed_bytes
 from memwall.training.states import STATES
 
 #: of exchanges that run next to parts of a matmul, the share that these hide: they take multiprocessors, and parts are
-#: slower than the whole. Fitted to half of the rows of megatron_training.csv and megatron_tables.csv
+#: slower than the whole. Fitted to half of the rows of megatron_training.csv and megatron_tables.csv. Of TPUs all of
+#: them is: links move data without their cores, and parts are long enough to fill matrix units
 _HIDDEN = 0.75
+
+
+#: of a step the share by which it is longer for each doubling of the slices of TPUs, the slowest of which all wait for:
+#: fitted to half of the rows of maxtext_tpu.csv, 1 to 32 slices
+_SLOWEST = 0.02
 
 
 #: the 80 % interval of a step, measured over modeled: 10th and 90th percentile of 512 measured steps, the fit half of
@@ -109,7 +115,7 @@ def training_step(
     run = run_pipeline([job.stage(k) for k in range(job.count)], layout.pp, layout.microbatches, layout.schedule)
     run = replace(run, in_flight=tuple(held + _held_beside(layout) for held in run.in_flight))
     exposed = [job.exposed_s(rank) for rank in range(layout.pp)]
-    summed_s = max(end + more for end, more in zip(run.done_s, exposed, strict=True))
+    summed_s = max(end + more for end, more in zip(run.done_s, exposed, strict=True)) * _slowest(layout, cluster)
     optimizer_s = max(job.optimizer_s(rank) for rank in range(layout.pp))
     once, computed = job.matrix
     tensor_s = job.tensor_s(run.slowest) - run.hidden_s[run.slowest]
@@ -149,15 +155,22 @@ def least_step_s(
     """Seconds that :func:`training_step` does not stay below, by :func:`memwall.simulate.pipeline.least_ends_s`."""
     job = _job(blocks, layout, cluster, state, overlap)
     ends = least_ends_s([job.stage(k) for k in range(job.count)], layout.pp, layout.microbatches, layout.schedule)
-    summed_s = max(end + job.exposed_s(rank) for rank, end in enumerate(ends))
+    summed_s = max(end + job.exposed_s(rank) for rank, end in enumerate(ends)) * _slowest(layout, cluster)
     return summed_s + max(job.optimizer_s(rank) for rank in range(layout.pp))
+
+
+def _slowest(layout: Parallelism, cluster: Cluster) -> float:
+    """How many times as long as alone slices of TPUs take that wait for the slowest; 1 on GPUs: no row tells."""
+    slices = layout.world / cluster.gpus_per_node
+    return 1 + _SLOWEST * math.log2(slices) if hardware_of(cluster).tpu and slices > 1 else 1.0
 
 
 def _job(blocks: Blocks, layout: Parallelism, cluster: Cluster, state: str, overlap: bool) -> _Job:
     layout.check(layers=len(blocks.layers))
     if state not in STATES:
         raise unknown("state", state, STATES)
-    hidden = _HIDDEN * (1 - 1 / layout.tp) if layout.async_tp else 0.0
+    could = 1 - 1 / layout.tp if layout.async_tp else 0.0
+    hidden = could if hardware_of(cluster).tpu else _HIDDEN * could
     if layout.dispatcher == "hybridep":
         blocks = blocks.dispatched
     return _Job(blocks, layout, STATES[state], all_at_once(cluster), overlap, hidden)
@@ -212,14 +225,17 @@ class _Job(Ranks):
             return self._longer(_sum(works))
         issued_s = done_s = 0.0
         for work in works:
-            busy_s = work.busy_s - self.hidden * work.tensor_s
-            done_s = max(max(done_s, issued_s) + busy_s, issued_s + work.issue_s)
+            done_s = max(max(done_s, issued_s) + self._busy_s(work), issued_s + work.issue_s)
             issued_s += work.issue_s
         return done_s
 
     def _longer(self, work: BlockWork) -> float:
         """Seconds of the GPU, or of the CPU that issues its kernels."""
-        return max(work.busy_s - self.hidden * work.tensor_s, work.issue_s)
+        return max(self._busy_s(work), work.issue_s)
+
+    def _busy_s(self, work: BlockWork) -> float:
+        """Seconds of the GPU, without exchanges that run next to matmuls."""
+        return work.busy_s - self.hidden * work.tensor_s
 
     def _again(self, block: Block) -> BlockWork:
         """What backward computes again."""
@@ -285,8 +301,8 @@ class _Job(Ranks):
         last = [self._reduce_s(ends) + reduces[0], *reduces[1:]]
         if not self.overlap:
             return forward_s + sum(first), backward_s + sum(gathers) + sum(last)
-        forward = [block.forward.busy_s for block in part]
-        backward = [self._whole_backward(block).busy_s for block in part]
+        forward = [self._busy_s(block.forward) for block in part]
+        backward = [self._busy_s(self._whole_backward(block)) for block in part]
         through_s = self._streamed_s(forward, one_ahead(first, [0.0] * len(part)))
         back_s = self._streamed_s(backward[::-1], one_ahead(gathers[::-1], last[::-1]))
         return max(through_s, forward_s), max(back_s, backward_s)

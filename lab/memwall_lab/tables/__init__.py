@@ -21,7 +21,7 @@ Your own table needs the columns of one of these kinds; extra columns are ignore
 - rates: gpu, benchmark, measured_GBps; gpu, dtype, measured_tflops, shape_mnk
 - whole modules: gpu, way (eager, compile_cudagraphs), module, mean_ms, std_ms, trials; their profiles in an archive
   (:mod:`memwall_lab.tables.kernelbench`)
-- training steps on many GPUs: the columns of vTrain, calculon, Megatron-LM and llm-foundry
+- training steps on many GPUs: the columns of vTrain, calculon, Megatron-LM, llm-foundry and MaxText
   (:mod:`memwall_lab.tables.training`)
 - deployments of language models: latencies or throughput (:mod:`memwall_lab.tables.deployments`)
 - Triton layers: Liger-Kernel's columns (:mod:`memwall_lab.tables.liger`)
@@ -58,7 +58,8 @@ TABLES: tuple[TableKind, ...] = (
     neusight.CONV, neusight.OPS, vidur.OPS, collectives.NCCL, collectives.ALL_REDUCE, library.CONV, library.GEMM,
     liger.OPS, liger.PAIRS, library.BANDWIDTH,
     library.PRODUCTS, encoder.ENCODER, kernelbench.MODULES, training.VTRAIN, training.CALCULON, training.MEGATRON,
-    training.LLM_FOUNDRY, training.BRIDGE, deployments.LATENCIES, deployments.THROUGHPUT, cudnn.ATTENTION, cudnn.NORMS,
+    training.LLM_FOUNDRY, training.MAXTEXT,
+    training.BRIDGE, deployments.LATENCIES, deployments.THROUGHPUT, cudnn.ATTENTION, cudnn.NORMS,
     aisimulate.ENCODERS, nvidia.FASTER_TRANSFORMER, nvidia.EXAMPLES,
     aic_kernels.DELTA, aic_kernels.MAMBA, aic_kernels.SPARSE, aic_kernels.CASTS, aic_kernels.DEEPGEMM,
     aic_modules.MODULES,

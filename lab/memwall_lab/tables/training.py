@@ -14,6 +14,10 @@
   themselves, and GPT-OSS's experts clamp and add biases by PyTorch's own ops, but for MXFP8 since 26.06, where one
   kernel has all of it (``cutedsl_fused_grouped_mlp``) and a CUDA graph the whole step. Elsewhere Megatron's Python
   takes as long between kernels of a mixture as in vTrain's runs.
+- MaxText on TPUs (Google): decoders of its scripts (src/maxtext/configs/tpu/v4, v5e), computed again in full, weights
+  and gradients of 16 bits sharded over a slice (FSDP), gradients summed over slices. Its FLOP/s count attention without
+  the causal mask, as it did until 2025 (docs/reference/performance_metrics.md). The queries, keys and values of 128B,
+  which its script moves to the host, are computed again here; embeddings by products with one-hot rows are lookups.
 - MosaicML's llm-foundry: MPT with FSDP, whose gathers wait for the block before (Composer's default, BACKWARD_POST,
   without forward prefetch).
 
@@ -25,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from memwall.bench.accuracy.kinds import Record, Skip, TableKind, seconds
 from memwall.core.errors import UsageError
@@ -34,7 +39,7 @@ from memwall.hardware.host import load_host
 from memwall.hardware.links import Cluster
 from memwall.training.layout import Parallelism
 from memwall_lab.sizes import Latents, Sizes
-from memwall_lab.tables.base import known, size
+from memwall_lab.tables.base import known, positive, size
 from memwall_lab.training import TrainingSample
 
 #: the host of vTrain's machines relative to bare-metal: Megatron-DeepSpeed's Python between kernels. Fitted to half of
@@ -254,6 +259,48 @@ def _bridge(record: Record) -> TrainingSample:
                    gpu=gpu, stages=cut, fused_loss=not record["release"].startswith("24"))  # fmt: skip
 
 
+class Script(NamedTuple):
+    """What a script of MaxText states: sizes, sequences of a chip, chips that share matmuls, and the slice."""
+
+    sizes: Sizes
+    batch: int
+    tensor: int
+    slice_name: str
+
+
+_MAXTEXT = Sizes(4096, 32, 64, 32000, 2048, ffn=28672, head_dim=128, gated=True, rotary=True, fused=True, dropout=0.0,
+                 bias=False, tied=False)  # fmt: skip
+#: TPU, parameters → the script; sizes of the ``global_parameter_scale`` by ``get_individual_scales`` of MaxText
+_SCRIPTS: Mapping[tuple[str, str], Script] = {
+    ("tpu-v5e", "16B"): Script(_MAXTEXT, 6, 1, "tpu-v5e-16x16"),
+    ("tpu-v5e", "64B"): Script(replace(_MAXTEXT, width=8192, layers=64), 2, 1, "tpu-v5e-16x16"),
+    ("tpu-v5e", "128B"): Script(
+        replace(_MAXTEXT, width=8192, layers=64, heads=128, ffn=57344), 1, 16, "tpu-v5e-16x16"
+    ),
+    ("tpu-v4", "22B"): Script(
+        replace(_MAXTEXT, width=6144, layers=48, heads=24, ffn=24576), 13, 1, "tpu-v4-4x4x4"
+    ),
+}  # fmt: skip
+
+
+def _maxtext(record: Record) -> TrainingSample:
+    script = known(_SCRIPTS, (record["tpu"], record["params"]), "script of")
+    sizes, tensor, cluster = script.sizes, script.tensor, load_cluster(script.slice_name)
+    sharers = cluster.gpus_per_node // tensor
+    layout = Parallelism(tp=tensor, sp=tensor > 1, async_tp=tensor > 1, dp=sharers * size(record, "slices"),
+                         fsdp="full", shards=sharers, recompute="full")  # fmt: skip
+    seconds_s = _maxtext_flops(sizes) * script.batch / (positive(record, "tflops_per_chip") * 1e12)
+    return _sample(MAXTEXT.name, record, cluster, record["tpu"], record["params"], "bfloat16", sizes,
+                   script.batch * tensor, layout, seconds_s, state="half", fused_loss=True)  # fmt: skip
+
+
+def _maxtext_flops(sizes: Sizes) -> int:
+    """FLOPs of a sequence as MaxText counts them: products, forward and twice backward, and all pairs of attention."""
+    heads = sizes.heads * sizes.head_width
+    layer = 2 * sizes.width * (4 * heads + 3 * sizes.inner) + 4 * sizes.seq * heads
+    return 3 * sizes.seq * (sizes.layers * layer + 2 * sizes.width * sizes.vocab)
+
+
 def _count(record: Record, name: str) -> int:
     """A whole number that is written with a point; 1 where it is left out."""
     return int(float(record[name] or 1))
@@ -267,4 +314,5 @@ CALCULON = Steps(
     "calculon_validation", "quantity mode hidden num_blocks recompute seq_par interleave measured", _calculon
 )
 MEGATRON = Steps("megatron_tables", "table model d_model n_layers flop_kind iter_ms_derived", _megatron)
+MAXTEXT = Steps("maxtext_tpu", "tpu slices chips params tflops_per_chip mfu_pct", _maxtext)
 LLM_FOUNDRY = Steps("llmfoundry_training", "micro_batch grad_accum mp_mode sharding act_ckpt step_time_s", _llmfoundry)

@@ -35,6 +35,9 @@ def test_a_text_is_read_and_written_back():
         ("fsdp=weights", "no fsdp 'weights'"),
         ("recompute=ful", "no recompute 'ful'; did you mean full?"),
         ("dp=4,ep=3", "ep=3 does not divide the 4 GPUs of a stage"),
+        ("dp=8,shards=4", "shards are of what fsdp shares: give fsdp=full, grad or optimizer"),
+        ("dp=8,fsdp=full,shards=3", "shards=3 does not divide the 8 replicas"),
+        ("dp=8,ep=2,fsdp=full,shards=4", "shards next to experts that GPUs share (ep) are not modeled"),
         ("tp=2,dp=4,ep=4", "ep shares experts among GPUs that have tokens of their own: with tp, give sp"),
     ],
 )
@@ -57,6 +60,12 @@ def test_what_is_wrong_is_said_in_a_line(text, said):
 def test_what_does_not_divide_is_refused(text, given, said):
     with pytest.raises(UsageError, match=said):
         Parallelism.parse(text).check(**given)
+
+
+def test_all_replicas_hold_a_share_unless_fewer_do():
+    assert Parallelism.parse("dp=16,fsdp=full").sharers == 16
+    assert Parallelism.parse("dp=16,fsdp=full,shards=8").sharers == 8
+    assert str(Parallelism.parse("dp=16,fsdp=full,shards=8")) == "dp=16,fsdp=full,shards=8"
 
 
 def test_a_layout_that_fits_passes():

@@ -8,7 +8,7 @@ import torch
 from memwall.core.errors import UsageError
 from memwall.frontend.targets import Workload
 from memwall.frontend.torch import TraceOptions
-from memwall.hardware.cluster import hardware_of, load_cluster
+from memwall.hardware.cluster import all_at_once, hardware_of, load_cluster
 from memwall.perfmodel.collectives import collective_s
 from memwall.training.blocks import Block, Blocks, BlockWork
 from memwall.training.layout import Parallelism
@@ -161,6 +161,47 @@ def test_sharded_weights_wait_for_the_first_gather_and_the_last_sum():
         Blocks(Block(), (layer,) * 4, Block()), Parallelism(dp=8, fsdp="full"), CLUSTER, overlap=False
     )
     assert waits.pipeline.time_s == pytest.approx(12 + 8 * gather_s + 4 * reduce_s)
+
+
+def test_copies_of_a_share_are_summed_between_nodes():
+    """HSDP on two nodes of eight: weights are gathered inside a node; a share of a layer's gradients, an eighth of
+    1 GB, is summed between the two GPUs that hold it."""
+    layer = Block(BlockWork(1.0), BlockWork(2.0), parameters=250_000_000)
+    layout, joined = Parallelism(dp=16, fsdp="full", shards=8), all_at_once(CLUSTER)
+    found = training_step(Blocks(Block(), (layer,) * 4, Block()), layout, CLUSTER, overlap=False)
+    gather_s = collective_s("all_gather", 0.5e9, 8, joined).time_s
+    reduce_s = collective_s("reduce_scatter", 1e9, 8, joined).time_s
+    between_s = collective_s("all_reduce", 1e9 / 8, 2, joined, per_node=1).time_s
+    assert found.pipeline.time_s == pytest.approx(12 + 8 * gather_s + 4 * (reduce_s + between_s))
+    assert found.memory[0].weights == 2e9 / 8
+
+
+def test_exchanges_that_run_next_to_matmuls_hide_from_sharded_weights_too():
+    """Of 0.4 s of exchanges in a layer's forward three quarters of a half hide, with tp=2: it takes 0.85 s of 1. The
+    passes of four layers, and the gather before each and the sum after backward, that nothing hides."""
+    layer = Block(BlockWork(1.0, tensor_s=0.4), BlockWork(2.0, tensor_s=0.8), parameters=1)
+    layout = Parallelism(tp=2, dp=4, fsdp="full", async_tp=True)
+    found = training_step(Blocks(Block(), (layer,) * 4, Block()), layout, CLUSTER)
+    assert found.pipeline.time_s == pytest.approx(4 * (0.85 + 1.7), abs=1e-3)
+
+
+@pytest.mark.parametrize(("cluster", "factor"), [("tpu-v5e-16x16", 1.04), ("dgx-a100-80gb", 1.0)])
+def test_slices_wait_for_the_slowest(cluster, factor):
+    """2 % for each doubling of slices: four of 256 chips; nodes of GPUs have no such rows."""
+    joined = load_cluster(cluster)
+    layer = Block(BlockWork(1.0), BlockWork(2.0))
+    layout = Parallelism(dp=4 * joined.gpus_per_node)
+    found = training_step(Blocks(Block(), (layer,) * 4, Block()), layout, joined)
+    assert found.time_s == pytest.approx(12 * factor)
+
+
+def test_on_a_tpu_exchanges_hide_but_for_the_first_part():
+    """With tp=16 all of 1.6 s but a sixteenth: links move data without the cores."""
+    layer = Block(BlockWork(2.0, tensor_s=1.6), BlockWork(2.0))
+    found = training_step(
+        Blocks(Block(), (layer,), Block()), Parallelism(tp=16, async_tp=True), load_cluster("tpu-v5e-16x16")
+    )
+    assert found.time_s == pytest.approx(4.0 - 1.5)
 
 
 @pytest.mark.defect("7")
