@@ -409,12 +409,23 @@ def workload_of(
     return found
 
 
+def _with_optimizer(program: Program, optimizer: Any) -> Program:
+    """The program with the optimizer that is asked for in place of its own. Raises ``UsageError``: it has none."""
+    if optimizer == "adamw":
+        return program
+    if not hasattr(program, "optimizer"):
+        raise UsageError(f"{program.target or program.name} is {program.kind}, which has no use for --optimizer")
+    changed: Program = replace(program, optimizer=optimizer)  # type: ignore[call-arg]
+    return changed
+
+
 def subject_of(
     target: Any, step: Mapping[str, Any], gpu: Gpu, inputs: Any = None, loss: Callable[[Any], Any] | None = None
 ) -> Workload | Program:
     """The workload or the program of a target, made for a GPU; ``step`` has options of a step, the others are arguments
     and errors as of :func:`profile`."""
     from memwall.frontend.targets import Workload, named
+    from memwall.frontend.targets.contract import is_of_jax
     from memwall.frontend.targets.target import is_saved
 
     sizes, optimizer = split_sizes(step)[0], step.get("optimizer", "adamw")
@@ -433,7 +444,7 @@ def subject_of(
             )
         workload = named(str(target), **sizes, input_specs=specs, mode=mode, gpu=gpu, dims=dims)
         if isinstance(workload, Program):
-            return workload
+            return _with_optimizer(workload, optimizer)
         if inputs is not None:
             workload = replace(workload, inputs=inputs, samples=None)
     elif isinstance(target, Program):
@@ -443,6 +454,11 @@ def subject_of(
     else:
         if inputs is None:
             raise UsageError("profile() needs inputs for a module: a tuple or a dict of tensors")
+        if is_of_jax(target, inputs):
+            from memwall.frontend.jax.targets import program_of
+
+            name = getattr(target, "__name__", type(target).__name__)
+            return program_of(target, inputs, name=name, target="", loss=loss, optimizer=optimizer)
         workload = Workload(target, inputs, name=type(target).__name__, optimizer=optimizer)
     changes: dict[str, Any] = {}
     if loss is not None:

@@ -159,14 +159,23 @@ def attention_scores(graph: Graph, flow: Flow) -> Iterator[tuple[Op, set[int], l
 
 
 def _makes_probabilities(graph: Graph, flow: Flow, op: Op) -> bool:
-    """Whether an op is a softmax, or the exponential of one that is written out: its result is summed too."""
+    """Whether an op is a softmax, or the exponential of one that is written out: its result is summed too, as it is or
+    in another dtype."""
     row = find_row(op.name)
     if row is None or op.name not in _EXPONENTIALS:
         return row is not None and row.is_softmax
-    return any(graph.ops[i].name in _SUMS for _, version in flow.writes[op.id] for i in flow.readers[version])
+    return _is_summed(graph, flow, op)
 
 
 _EXPONENTIALS, _SUMS = ("aten.exp", "lax.exp"), ("aten.sum.dim_IntList", "lax.reduce_sum")
+_CASTS = ("aten._to_copy", "lax.convert_element_type")
+
+
+def _is_summed(graph: Graph, flow: Flow, op: Op) -> bool:
+    readers = [graph.ops[i] for _, version in flow.writes[op.id] for i in flow.readers[version]]
+    return any(
+        reader.name in _SUMS or (reader.name in _CASTS and _is_summed(graph, flow, reader)) for reader in readers
+    )
 
 
 def _family(graph: Graph, flow: Flow, softmax: int) -> tuple[set[int], list[int]]:

@@ -219,7 +219,7 @@ def _assemble(source: Source, maker: Any) -> Workload | Program:
 
 
 #: packages of JAX programs
-_JAX = frozenset(("jax", "flax", "haiku", "equinox", "optax"))
+_JAX = frozenset(("jax", "jaxlib", "flax", "haiku", "equinox", "optax"))
 
 
 def uses_jax(module: ModuleType) -> bool:
@@ -230,6 +230,15 @@ def uses_jax(module: ModuleType) -> bool:
         for name, thing in list(vars(module).items())
         if not name.startswith("__")
     )  # fmt: skip
+
+
+def is_of_jax(model: Any, inputs: Any) -> bool:
+    """Whether a model that is given in Python, with its inputs, is a program of JAX: by the kind of either."""
+    if "jax" not in sys.modules:
+        return False
+    given = (model, *sys.modules["jax"].tree_util.tree_leaves(inputs))
+    kinds = (base.__module__.partition(".")[0] for each in given for base in type(each).__mro__)
+    return not _JAX.isdisjoint(kinds)
 
 
 def _of_jax(source: Source, maker: Any, takers: dict[str, set[str]]) -> Any:
