@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import numpy as np
 from jaxlib.mlir import ir
 
 from memwall.core.errors import UsageError
@@ -172,10 +171,9 @@ class StablehloImporter:
     # -- operations with a rule of their own --------------------------------------------------------------------------
 
     def _constant(self, op: Any, operands: list[Held], values: Mapping[Any, Held]) -> list[Held]:
-        content = op.attributes["value"]
         shape, dtype = self._type(op.results[0].type)
-        if getattr(content, "is_splat", False) or prod(shape) <= 1:
-            return [Held(None, _number(content))]
+        if prod(shape) <= 1 or _is_splat(op):
+            return [Held(None, _number(op) if "complex" not in dtype else None)]
         role = "parameter" if "float" in dtype else "buffer"
         value = self.writer.array(shape, dtype, role, f"constant.{len(self.writer.storages)}")
         if role == "parameter":
@@ -299,11 +297,19 @@ def _operations_in(region: Any) -> int:
     return sum(1 + sum(map(_operations_in, op.operation.regions)) for block in region.blocks for op in block.operations)
 
 
-def _number(content: Any) -> float | None:
-    """The number of a splat constant, or of one element."""
-    found = np.array(content).reshape(-1) if not getattr(content, "is_splat", False) else None
-    if found is not None:
-        return float(found[0]) if len(found) else None
+def _is_splat(op: Any) -> bool:
+    """Whether a constant is one number everywhere."""
+    try:
+        return bool(op.attributes["value"].is_splat)
+    except TypeError:  # of complex numbers, whose attribute the bindings have no class for
+        return "dense<(" in str(op)
+
+
+def _number(op: Any) -> float | None:
+    """The number of a constant that is one everywhere."""
+    content = op.attributes["value"]
+    if not isinstance(content, ir.DenseIntElementsAttr | ir.DenseFPElementsAttr) or not len(content):
+        return None
     item = content.get_splat_value()
     return float(item.value) if isinstance(item, ir.IntegerAttr | ir.FloatAttr | ir.BoolAttr) else None
 

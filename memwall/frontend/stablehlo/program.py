@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from memwall.core.errors import MissingError
 from memwall.frontend.facts import TraceFacts
@@ -22,10 +22,7 @@ class StablehloProgram(Program):
     def traced(self, options: TraceOptions) -> TraceResult:
         """Its graph: the module's main function, calls entered and loops written out."""
         refuse_options(self, options)
-        try:
-            import jax
-        except ImportError as error:
-            raise MissingError("a StableHLO file needs JAX: pip install 'memwall-roofline[jax]'") from error
+        jax = _jax()
         from memwall.frontend.stablehlo.importer import StablehloImporter
         from memwall.frontend.stablehlo.reading import read_module
 
@@ -44,3 +41,19 @@ class StablehloProgram(Program):
             samples_assumed=batch is not None,
         )
         return TraceResult(graph, info, TraceFacts(notes=tuple(to.notes)), versions={"jax": jax.__version__})
+
+    def exported(self, options: TraceOptions, platform: str) -> bytes:
+        """As :meth:`memwall.frontend.program.Program.exported`: an artifact as it is, another module in one."""
+        refuse_options(self, options)
+        _jax()
+        from memwall.frontend.stablehlo.reading import as_artifact
+
+        return as_artifact(self.path, platform)
+
+
+def _jax() -> Any:
+    try:
+        import jax
+    except ImportError as error:
+        raise MissingError("a StableHLO file needs JAX: pip install 'memwall-roofline[jax]'") from error
+    return jax

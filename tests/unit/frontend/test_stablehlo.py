@@ -177,3 +177,21 @@ def test_sizes_are_those_of_the_export(tmp_path):
     (tmp_path / "m.mlir").write_text("")
     with pytest.raises(UsageError, match="--dim gives the symbolic sizes of an ONNX file"):
         memwall.profile(str(tmp_path / "m.mlir"), dims={"batch": 2}, gpu="h100-sxm")
+
+
+def test_text_becomes_what_xla_compiles(tmp_path):
+    from memwall.frontend.program import TraceOptions
+    from memwall.frontend.targets import named
+
+    path = tmp_path / "model.mlir"
+    body = f"%0 = stablehlo.add %x, %x : {Y} return %0 : {Y}"
+    path.write_text(MODULE.format(arguments=X, results=Y, body=body, functions=""))
+    found = jax.export.deserialize(bytearray(named(str(path)).exported(TraceOptions(), "cuda")))
+    assert [each.shape for each in found.in_avals] == [(8, 16)] and found.platforms == ("cuda",)
+    assert "stablehlo.add" in found.mlir_module()
+
+
+def test_complex_numbers_are_constants_too(tmp_path):
+    kind = "tensor<4xcomplex<f32>>"
+    body = f"%c = stablehlo.constant dense<(1.0, 0.0)> : {kind} %0 = stablehlo.add %x, %c : {kind} return %0 : {kind}"
+    assert names(made(tmp_path, f"%x: {kind}", kind, body)) == ["lax.add"]
