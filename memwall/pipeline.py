@@ -192,7 +192,7 @@ def _with_other_kernels(made: Profile, attention: str) -> Profile:
 def _simulated(traced: Profile, gpus: Sequence[Gpu], policies: Sequence[str], cuda_graph: bool) -> Profile:
     """The profile on some GPUs under some policies. Raises ``UsageError``: a policy is PyTorch's, and the profile is of
     another program, or the other way round."""
-    if traced.environment and "torch" not in traced.environment:
+    if not traced.of_torch:
         for policy in (*COMPILED, *REWRITING):
             if policy in policies:
                 others = ", ".join(name for name in POLICIES if name not in (*COMPILED, *REWRITING))

@@ -19,6 +19,7 @@ from memwall.core.graph import Pipe
 from memwall.core.structure import finite
 from memwall.core.units import listed
 from memwall.fusion import REWRITING
+from memwall.fusion.policies import COMPILING
 from memwall.hardware.lookup import Gpu
 from memwall.ops.registry import is_recurrent
 from memwall.perfmodel.roofline import LINK
@@ -123,18 +124,19 @@ class MadeLever(NamedTuple):
 def _ways(profile: Profile, schedule: Schedule) -> Iterator[MadeLever]:
     """Other ways to run the step: fused by each policy that the profile has, by memwall's planner and by ``ideal``,
     which no compiler reaches where recurrent layers are left to a library; and as a CUDA graph."""
-    gpu, graph, launch = schedule.gpu, schedule.graph, schedule.launch
-    asked = [s.policy for s in profile.simulations if (s.gpu, s.graph, s.launch) == (gpu, graph, launch)]
+    gpu, (graph, launch) = schedule.gpu, profile.beside(schedule)
+    asked = [s.policy for s in profile.simulations if s.gpu == gpu and profile.beside(s) == (graph, launch)]
     policies = [*asked, *(("memwall",) if schedule.policy == "eager" else ()), "ideal"]
     is_looped = any(is_recurrent(op.name) for op in profile.graphs[graph].ops)
     without = {"eager", schedule.policy, *REWRITING, *(("ideal",) if is_looped else ())}
     for policy in dict.fromkeys(policies) if schedule.policy not in ("ideal", *REWRITING) else ():
         if policy not in without:
-            fused = profile.schedule(gpu, policy, graph=graph, launch=launch)
+            own = (None, "eager") if policy in COMPILING else (graph, launch)
+            fused = profile.schedule(gpu, policy, graph=own[0], launch=own[1])
             what = "fusion" if len(fused.kernels) < len(schedule.kernels) else "generated kernels"
             name = f"perfect {what}" if policy == "ideal" else f"{what} by {policy}"
             yield MadeLever(name, f"--policy {policy}", "", fused.totals.time_s)
-    if launch == "eager" and gpu.cpu is None:
+    if schedule.launch == "eager" and gpu.cpu is None:
         replayed = profile.schedule(gpu, graph=graph, launch="graph", plan=schedule.plan)
         yield MadeLever("a CUDA graph", REPLAYED, "", replayed.totals.time_s)
 

@@ -123,6 +123,10 @@ class PolicySet:
         """The eager kernels whose work a kernel does."""
         return [self._eager_of[i] for i in kernel.op_ids]
 
+    def shares_ops(self, schedule: Schedule) -> bool:
+        """Whether a schedule runs the ops that eager runs, not those of a compiled program."""
+        return schedule.graph == self.eager.graph
+
     def module(self, schedule: Schedule, kernel: Estimate) -> str:
         """The module that all ops of a kernel share, its numbers as stars."""
         return collapse(kernel_module(self.profile, schedule, kernel))
@@ -167,7 +171,7 @@ def policy_sets(profile: Profile) -> tuple[PolicySet, ...]:
 
 def _policy_set(profile: Profile, schedules: Sequence[Schedule]) -> PolicySet:
     """The schedules of one GPU with eager and ideal next to them."""
-    gpu, graph, launch = schedules[0].gpu, schedules[0].graph, schedules[0].launch
+    gpu, (graph, launch) = schedules[0].gpu, profile.beside(schedules[0])
     found = {schedule.policy: schedule for schedule in schedules}
     eager, ideal = (
         found.get(policy) or profile.schedule(gpu, policy, graph=graph, launch=launch) for policy in ("eager", "ideal")
@@ -196,7 +200,10 @@ def _saving(policies: PolicySet, kernels: Sequence[Estimate], name: str, module:
 
 
 def group_savings(policies: PolicySet, schedule: Schedule) -> tuple[Saving, ...]:
-    """The groups that differ from eager (several ops, or other work), repeats as one, largest saving first."""
+    """The groups that differ from eager (several ops, or other work), repeats as one, largest saving first; none of a
+    compiled program, whose ops are its own."""
+    if not policies.shares_ops(schedule):
+        return ()
     ops = policies.profile.graphs[schedule.graph].ops
     changed = [kernel for kernel in schedule.kernels if [*map(_work, policies.replaced(kernel))] != [_work(kernel)]]
     keys = [
@@ -228,7 +235,10 @@ def group_name(names: Sequence[str]) -> str:
 
 
 def module_savings(policies: PolicySet, schedule: Schedule, *, top: int = 15) -> tuple[Saving, ...]:
-    """What each module saves, repeated blocks as one, largest saving first; the rest as ``(others)``."""
+    """What each module saves, repeated blocks as one, largest saving first; the rest as ``(others)``; nothing of a
+    compiled program."""
+    if not policies.shares_ops(schedule):
+        return ()
     modules = [policies.module(schedule, kernel) or "(top)" for kernel in schedule.kernels]
     rows = _by_module(policies, schedule, modules)
     changed = [row for row in rows if row.saved_bytes or row.kernels != row.eager_kernels]

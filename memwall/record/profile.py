@@ -87,6 +87,11 @@ class Profile:
         return f"<memwall.Profile of {name}: {self.workload.mode}, {len(self.graph.ops):,} ops; {on}>"
 
     @property
+    def of_torch(self) -> bool:
+        """Whether a PyTorch module was traced, not a program of another kind."""
+        return not self.environment or "torch" in self.environment
+
+    @property
     def graph(self) -> Graph:
         """The graph of the first GPU."""
         return self.graphs[0]
@@ -103,8 +108,9 @@ class Profile:
 
     @property
     def launch(self) -> str:
-        """How the kernels of its simulations are issued; one after another where it has none."""
-        return self.simulations[0].launch if self.simulations else "eager"
+        """How the kernels of its simulations are issued, but for those of compiled programs, which are captured; one
+        after another where it has none."""
+        return next((s.launch for s in self.simulations if s.policy not in COMPILING), "eager")
 
     @cached_property
     def flops(self) -> int:
@@ -154,6 +160,12 @@ class Profile:
             if schedule.gpu.name == gpu and schedule.policy == policy:
                 return schedule
         raise KeyError(f"no simulation of policy {policy} on {gpu}")
+
+    def beside(self, schedule: Schedule) -> tuple[int, str]:
+        """The number of the graph, and how its kernels are issued, of other policies next to a schedule."""
+        if schedule.policy in COMPILING:
+            return self.graph_for(schedule.gpu), self.launch
+        return schedule.graph, schedule.launch
 
     def graph_for(self, gpu: Gpu) -> int:
         """Which graph a GPU runs: the one it was simulated with, else that with its attention kernels, else 0."""

@@ -21,6 +21,7 @@ from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, counted, duration, few, flop_rate, flops, intensity, percent, si, size
 from memwall.frontend.facts import WorkloadInfo
 from memwall.fusion import COMPILED
+from memwall.fusion.policies import COMPILING
 from memwall.hardware.host import Host
 from memwall.hardware.lookup import Gpu
 from memwall.ops.lowering import kernels_said
@@ -118,7 +119,7 @@ def provenance_facts(profile: Profile, schedule: Schedule) -> list[Block]:
     facts = known_facts(
         ("calibrated", calibration_text(profile, schedule)),
         ("open choices", choices_text(profile, schedule)),
-        ("launched", "as a CUDA graph: no kernel waits for the CPU" if schedule.launch == "graph" else ""),
+        ("launched", _launched(schedule)),
         ("step bound", _step_bound_text(profile, schedule)),
     )
     return [facts] if facts.items else []
@@ -167,7 +168,7 @@ def _breaks_text(profile: Profile) -> str:
     """What the policies that compile take for granted, and a capture would tell."""
     named = dict.fromkeys(schedule.policy for schedule in profile.simulations)
     whole = [policy for policy in named if policy == "memwall" or policy in COMPILED]
-    if not whole or profile.traced.dynamo:
+    if not whole or profile.traced.dynamo or not profile.of_torch:
         return ""
     return f"assumed absent under {' and '.join(whole)}; memwall fuse finds them"
 
@@ -232,10 +233,21 @@ def inputs_text(workload: WorkloadInfo) -> str:
     return ", ".join(", ".join([kind] * count) if count < 4 else f"{count} × {kind}" for kind, count in alike)
 
 
+def _launched(schedule: Schedule) -> str:
+    """How the kernels of a schedule wait for nobody."""
+    if schedule.launch != "graph":
+        return ""
+    what = "a CUDA graph" if schedule.policy not in COMPILING else "one program, captured by the compiler's runtime"
+    return f"as {what}: no kernel waits for the CPU"
+
+
 def _graphs_fact(profile: Profile) -> str:
     """Which kernels each GPU runs where they differ, and that the counts above are of the first."""
     names = []
+    compiled = {schedule.graph for schedule in profile.simulations if schedule.policy in COMPILING}
     for i, graph in enumerate(profile.graphs):
+        if i in compiled:
+            continue
         gpus = dict.fromkeys(schedule.gpu.name for schedule in profile.simulations if schedule.graph == i)
         kernels = kernels_said(graph.backends or (graph.attention,))
         names.append(f"{kernels} on {', '.join(gpus)}" if gpus else kernels)
