@@ -25,15 +25,6 @@ from memwall.frontend.stablehlo import attributes as tables
 from memwall.frontend.stablehlo.places import Places
 from memwall.frontend.writing import GraphWriter
 
-#: element types of MLIR, as :data:`memwall.core.graph.ITEMSIZE` has them
-_DTYPES = {
-    "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "i1": "bool",
-    "complex<f32>": "complex64", "complex<f64>": "complex128", "f8E4M3FN": "float8_e4m3fn", "f8E5M2": "float8_e5m2",
-    "f8E4M3FNUZ": "float8_e4m3fnuz", "f8E5M2FNUZ": "float8_e5m2fnuz", "f8E8M0FNU": "float8_e8m0fnu",
-    "f4E2M1FN": "float4_e2m1fn_x2", **{f"i{bits}": f"int{bits}" for bits in (2, 4, 8, 16, 32, 64)},
-    **{f"ui{bits}": f"uint{bits}" for bits in (2, 4, 8, 16, 32, 64)},
-}  # fmt: skip
-
 
 @dataclass(slots=True)
 class Held:
@@ -87,7 +78,7 @@ class StablehloImporter:
         if not isinstance(kind, ir.RankedTensorType):
             return (0,), "bool"  # a token
         shape = tuple(kind.shape)
-        dtype = _DTYPES.get(str(kind.element_type).partition(":")[0])
+        dtype = tables.DTYPES.get(str(kind.element_type))
         if not kind.has_static_shape:
             raise UsageError(f"{self.source} has sizes that depend on its inputs ({kind}); export it for their shapes")
         if dtype is None:

@@ -48,14 +48,15 @@ def as_artifact(path: Path, platform: str) -> bytes:
 
 
 def _shape(path: Path, kind: Any) -> Any:
-    """A ranked tensor as a shape of JAX, which knows element types by other names."""
+    """A ranked tensor as a shape of JAX."""
     import jax
-    from jax.interpreters import mlir
 
-    for dtype in ("float32", "bfloat16", "float16", "float64", "int32", "int64", "uint32", "bool", "int8", "uint8"):
-        if str(mlir.dtype_to_ir_type(jax.numpy.dtype(dtype))) == str(kind.element_type):
-            return jax.ShapeDtypeStruct(tuple(kind.shape), dtype)
-    raise UsageError(f"{path}: policy xla takes no arguments of {kind.element_type}; give what jax.export serializes")
+    from memwall.frontend.stablehlo.attributes import DTYPES
+
+    try:
+        return jax.ShapeDtypeStruct(tuple(kind.shape), jax.numpy.dtype(DTYPES[str(kind.element_type)]))
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"{path}: policy xla takes no arguments of {kind}; give what jax.export serializes") from error
 
 
 def _read(path: Path) -> bytes:
