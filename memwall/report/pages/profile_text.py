@@ -139,7 +139,8 @@ def _step_bound_text(profile: Profile, schedule: Schedule) -> str:
     if not bound_s or len(schedule.kernels) < 2:
         return ""
     l2_bytes = schedule.gpu.l2_bytes
-    kept = f", even where {size(l2_bytes)} of L2 keep all they can from one kernel to the next" if l2_bytes else ""
+    cache = "VMEM" if schedule.gpu.tpu else "L2"
+    kept = f", even where {size(l2_bytes)} of {cache} keep all they can from one kernel to the next" if l2_bytes else ""
     return f"{duration(bound_s)}: no run of the step is faster{kept}"
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from memwall.core.graph import Graph, Op, Pipe, Storage, Value, contiguous
 from memwall.fusion import eager_plan
+from memwall.hardware.lookup import load_gpu
 from memwall.ops import Cost
 from memwall.ops.launches import Plain
 from memwall.simulate.memory import KINDS, MemoryPeak, memory_levels, memory_peak, reserved_bytes, reuse_distances
@@ -209,3 +210,16 @@ def test_a_convolution_that_winograd_may_run_is_bound_by_a_quarter_on_vector_eng
     flops = {FP16: 400_000_000_000}
     half = Cost(flops, 1_000, 1_000, launches=(Plain(flops=flops, spared_flops=300_000_000_000),))
     assert run([1_000, 1_000], [half]).kernels[0].bound_s == pytest.approx(4e-3)  # tensor cores run it direct
+
+
+def test_a_tpu_moves_padded_arrays_and_waits_for_no_host():
+    """100 numbers fill 104 sublanes, 200,064 of 200,000 the lanes: 1.04 x 160 MB at 85 % of 819 GB/s, and 1.2 us."""
+    rows = contiguous((200_000, 100), "float32")
+    storages = tuple(Storage(i, 80_000_000, role) for i, role in enumerate(("input", "activation")))
+    values = tuple(Value(i, rows, i, 0) for i in range(2))
+    ops = (Op(0, "test.op", "elementwise", "forward", "", (0,), (1,), ("x",)),)
+    graph = Graph(values, storages, ops, inputs=(0,), outputs=(1,))
+    plan = eager_plan(graph, (Cost({}, 80_000_000, 80_000_000),))
+    (kernel,) = simulate(graph, plan, load_gpu("tpu-v5e")).kernels
+    assert kernel.time_s == pytest.approx(1.04 * 200_064 / 200_000 * 160e6 / (0.85 * 819e9) + 1.2e-6)
+    assert (kernel.wait_s, kernel.bound_s) == (0.0, pytest.approx(160e6 / 819e9))
