@@ -40,6 +40,14 @@ def rotary(call: Call) -> Cost:
     return streamed(call.cost(vector_flops(data, 3 * data.numel), read_bytes=read), data.numel)
 
 
+@formula("normalization", "onnx::LRN", loop=loops.opaque)
+def local_response(call: Call) -> Cost:
+    """Each element over a power of the sum of squares of ``size`` channels around it: a square, the sum, a scale, an
+    add, a power and a division."""
+    data = call.inputs[0]
+    return streamed(call.cost(vector_flops(data, (call.attributes["size"] + 5) * data.numel)), data.numel)
+
+
 @formula("contraction", "microsoft::MatMulNBits")
 def few_bits(call: Call) -> Cost:
     """``A`` [..., K] x ``B`` [N, K] of a few bits: 2mnk."""

@@ -95,6 +95,8 @@ class Importer:
             if numbers is not None:
                 return [replace(_known(numbers), role="parameter")]
         op = f"{domain_of(proto)}.{proto.op_type}"
+        if op not in ROWS and (body := self._body(proto, operands)) is not None:
+            return self._expanded(body, proto, operands)
         attributes = {item.name: helper.get_attribute_value(item) for item in proto.attribute}
         node = Node(op, proto.name, operands, (), attributes, self.writer, self.notes)
         node.made = self._shapes(proto, node, hints)
@@ -125,6 +127,42 @@ class Importer:
                 weights.setdefault(storage, i)
         return writer.graph(inputs, tuple(weights.values()), outputs)
 
+    def _body(self, proto: Any, operands: Sequence[OnnxTensor | None]) -> Any:
+        """The function that ONNX defines an op by; None where it defines it by words alone."""
+        try:
+            schema = self._schema(proto)
+        except onnx.defs.SchemaError:
+            return None
+        if schema.has_function:
+            return schema.function_body
+        if not schema.has_context_dependent_function:
+            return None
+        types = [b"" if t is None else _proto_type(t).SerializeToString() for t in operands]
+        text = schema.get_context_dependent_function(proto.SerializeToString(), types)
+        return onnx.FunctionProto.FromString(text) if text else None
+
+    def _expanded(self, body: Any, proto: Any, operands: Sequence[OnnxTensor | None]) -> Sequence[OnnxTensor]:
+        """The outputs of a node that is written as its function's nodes."""
+        defaults = (item.default_value for item in self._schema(proto).attributes.values())
+        given = {item.name: item for item in (*defaults, *body.attribute_proto, *proto.attribute) if item.name}
+        scope = {name: t for name, t in zip(body.input, operands, strict=False) if t is not None}
+        before, own = self._imports, {item.domain: item.version for item in body.opset_import}
+        self._imports = {**before, **own}  # a function may be written in an older opset
+        for inner in body.node:
+            node = onnx.NodeProto.FromString(inner.SerializeToString())
+            del node.attribute[:]
+            for item in inner.attribute:
+                if not item.ref_attr_name:
+                    node.attribute.append(item)
+                elif item.ref_attr_name in given:
+                    node.attribute.add().CopyFrom(given[item.ref_attr_name])
+                    node.attribute[-1].name = item.name
+            node.input[:] = [name if name in scope else "" for name in node.input]
+            node.name = proto.name
+            self._node(node, scope, {})
+        self._imports = before
+        return [scope.get(name, OnnxTensor((), "bool")) for name in body.output]
+
     # -- shapes and numbers -------------------------------------------------------------------------------------------
 
     def _shapes(self, proto: Any, node: Node, hints: Mapping[str, Any]) -> list[tuple[tuple[int, ...], str] | None]:
@@ -144,14 +182,17 @@ class Importer:
             found.append(shape if name else None)
         return found
 
-    def _inferred(self, proto: Any, operands: Sequence[OnnxTensor | None]) -> Mapping[str, Any]:
+    def _schema(self, proto: Any) -> Any:
         domain = "" if proto.domain == "ai.onnx" else proto.domain
+        return onnx.defs.get_schema(proto.op_type, self._imports.get(domain, 1), domain)
+
+    def _inferred(self, proto: Any, operands: Sequence[OnnxTensor | None]) -> Mapping[str, Any]:
         try:
-            schema = onnx.defs.get_schema(proto.op_type, self._imports.get(domain, 1), domain)
+            schema = self._schema(proto)
         except onnx.defs.SchemaError:
             return {}
         known = {name: t for name, t in zip(proto.input, operands, strict=True) if t is not None}
-        types = {name: helper.make_tensor_type_proto(ELEMENT_TYPES[t.dtype], t.shape) for name, t in known.items()}
+        types = {name: _proto_type(t) for name, t in known.items()}
         numbers = {name: numpy_helper.from_array(t.numbers) for name, t in known.items() if t.numbers is not None}
         imports = [helper.make_opsetid(name, version) for name, version in self._imports.items()]
         try:
@@ -170,13 +211,17 @@ class Importer:
             return None
         given = {name: t.numbers for name, t in zip(proto.input, node.inputs, strict=True) if t is not None}
         outputs = [name for name in proto.output if name]
-        imports = [helper.make_opsetid("", self.model.opset)]
+        imports = [helper.make_opsetid("", self._imports.get("", self.model.opset))]
         alone = helper.make_function("memwall", "alone", list(given), outputs, [proto], imports)
         try:
             made = ReferenceEvaluator(alone).run(None, given, attributes={})
         except Exception:  # the evaluator lacks ops and forms of them; the node then runs as others do
             return None
         return _in_places(node.made, [_known(numbers) for numbers in made])
+
+
+def _proto_type(tensor: OnnxTensor) -> Any:
+    return helper.make_tensor_type_proto(ELEMENT_TYPES[tensor.dtype], tensor.shape)
 
 
 #: dtypes that numpy has

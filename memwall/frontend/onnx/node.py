@@ -129,10 +129,11 @@ class Node:
         attributes: Mapping[str, Any] | None = None,
         outputs: Sequence[int] | None = None,
     ) -> int:
-        """A call of an op into new arrays of all outputs, unless others are given; the id of the first."""
+        """A call of an op, of aten unless its name says another library, into new arrays of all outputs unless others
+        are given; the id of the first."""
         made = self.news() if outputs is None else list(outputs)
         names = arguments.split() if isinstance(arguments, str) else arguments
-        full = op if "." in op and op.partition(".")[0] in _NAMESPACES else f"aten.{op}"
+        full = op if "." in op else f"aten.{op}"
         self.writer.op(full, inputs, made, arguments=names, attributes=attributes)
         return made[0]
 
@@ -185,10 +186,6 @@ class Node:
     def made_of(self, values: Iterable[int]) -> list[OnnxTensor]:
         """Tensors of some values."""
         return [OnnxTensor(self.spec(v).shape, self.spec(v).dtype, v) for v in values]
-
-
-#: first parts of ops' names that are written whole
-_NAMESPACES = ("aten", "onnx", "microsoft", "torchvision", "torchaudio")
 
 
 def new_array(writer: GraphWriter, shape: Sequence[int], dtype: str, role: str = "activation", name: str = "") -> int:

@@ -16,12 +16,12 @@ def multiply(node: Node, left: int, right: int, shape: Sequence[int], dtype: str
     """[..., m, k] x [..., k, n] as torch's ``matmul`` runs it: a matrix on the right meets all rows at once, else the
     batches are expanded and multiplied by ``bmm``, which copies what does not lie as [batch, rows, columns]."""
     a, b = node.spec(left), node.spec(right)
-    result = node.new(shape, dtype)
+    result, batch = node.new(shape, dtype), tuple(shape[: len(shape) - (len(a.shape) > 1) - (len(b.shape) > 1)])
     if len(a.shape) == 1:
-        left, a = node.reshape(left, (1, *a.shape)), node.spec(node.reshape(left, (1, *a.shape)))
+        left = node.reshape(left, (1, *a.shape))
     if len(b.shape) == 1:
         right = node.reshape(right, (*b.shape, 1))
-        b = node.spec(right)
+    a, b = node.spec(left), node.spec(right)
     rows, depth, columns = a.shape[-2], a.shape[-1], b.shape[-1]
     if len(b.shape) == 2:
         count = prod(a.shape[:-1])
@@ -29,7 +29,6 @@ def multiply(node: Node, left: int, right: int, shape: Sequence[int], dtype: str
         made = node.view(result, (count, columns), (columns, 1))
         node.run(op or "mm", [left, right], "self mat2", _EXACT, [made])
         return result
-    batch = tuple(shape[: len(shape) - 2]) if len(a.shape) > 1 else tuple(shape[:-1])
     count = prod(batch)
     left = node.reshape(node.expand(left, (*batch, rows, depth)), (count, rows, depth))
     right = node.reshape(node.expand(right, (*batch, depth, columns)), (count, depth, columns))

@@ -245,8 +245,10 @@ class StablehloImporter:
         assert whole.value is not None
         spec, size = self.writer.spec(whole.value), self._type(op.operands[1].type)[0]
         place = self.writer.view(whole.value, *sliced(spec, *self._part(shape, size, starts)))
-        given = [] if update.value is None else [update.value]
-        self.writer.op("lax.dynamic_update_slice", given, [place], arguments=["update"][: len(given)])
+        if update.value is None:
+            self.writer.op("lax.full", (), [place], attributes={"shape": list(size)})
+        else:
+            self.writer.op("lax.dynamic_update_slice", [update.value], [place], arguments=["update"])
         return [whole]
 
     def _is_persistent(self, value: int) -> bool:

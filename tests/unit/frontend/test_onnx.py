@@ -223,9 +223,23 @@ def test_an_if_takes_the_branch_with_more_nodes(tmp_path):
 
 
 def test_an_op_without_a_row_is_kept_and_lowers_the_coverage(tmp_path):
-    found = made(tmp_path, [node("y = LRN(x)", size=5)], [given("x", 1, 8, 4, 4, dtype=FLOAT)])
-    assert names(found) == ["onnx.LRN"] and found.coverage.unmodeled == ("onnx.LRN",)
+    found = made(tmp_path, [node("y = LpPool(x)", kernel_shape=[1, 1])], [given("x", 1, 8, 4, 4, dtype=FLOAT)])
+    assert names(found) == ["onnx.LpPool"] and found.coverage.unmodeled == ("onnx.LpPool",)
     assert found.costs[0][0].bytes == 2 * 4 * 8 * 16
+
+
+def test_an_op_that_onnx_defines_by_others_is_written_as_these(tmp_path):
+    """Means over all axes but the channels, of the numbers and of their squares, and the root of the variance."""
+    found = made(
+        tmp_path, [node("y = MeanVarianceNormalization(x)", "/norm/MVN")], [given("x", 1, 8, 4, 4, dtype=FLOAT)]
+    )
+    assert names(found).count("aten.mean.dim") == 2 and "aten.sqrt" in names(found)
+    assert found.coverage.unmodeled == () and {op.module for op in found.graph.ops} == {"norm"}
+
+
+def test_a_row_by_a_stack_of_matrices_is_a_row_each(tmp_path):
+    found = made(tmp_path, [node("y = MatMul(a, b)")], [given("a", 16), given("b", 3, 16, 8)])
+    assert flops(found) == 2 * 3 * 16 * 8
 
 
 def test_ideal_moves_inputs_weights_and_outputs_alone(tmp_path):
