@@ -19,7 +19,7 @@ from memwall.perfmodel.collectives import link_of, ways_of
 from memwall.simulate.issue import work_of
 from memwall.simulate.launch_queue import QueuedKernel
 from memwall.simulate.memory import MemoryPeak, planned_peak, reuse_distances
-from memwall.simulate.streams import Lanes
+from memwall.simulate.streams import DMA, Lanes
 
 #: Classes whose FLOPs count for MFU: the model's matrix work.
 MODEL_CLASSES = ("contraction", "convolution", "attention")
@@ -43,6 +43,8 @@ class AlikeKernels:
     multiplies: bool = False
     #: whether the host reads its result, and waits for it
     awaited: bool = False
+    #: whether it copies in a stream of its own, as compiled programs start copies and wait for them
+    aside: bool = False
 
     @property
     def flops_again(self) -> int:
@@ -87,7 +89,9 @@ class PlanContext:
             number_of_cost = numbers[id(group.cost)]
             phase, again = graph.ops[group.op_ids[0]].phase, any(graph.ops[i].again for i in group.op_ids)
             ops = tuple([alike[i] for i in group.op_ids]), tuple([alike[i] for i in group.recomputes])
-            number = first.setdefault((ops, number_of_cost, phase, again, reuse), len(kinds))
+            starts = graph.ops[group.op_ids[0]]
+            aside = bool(starts.stream) and starts.op_class == "movement"
+            number = first.setdefault((ops, number_of_cost, phase, again, reuse, aside), len(kinds))
             if number == len(kinds):
                 label = _label(graph, group, costs)
                 members = [graph.ops[i] for i in group.op_ids]
@@ -95,7 +99,7 @@ class PlanContext:
                 awaited = any("to_host" in (op.attributes or ()) for op in members)
                 flops = group.cost.total_flops
                 kinds.append(
-                    AlikeKernels(group, number_of_cost, phase, *label, flops, reuse, again, multiplies, awaited)
+                    AlikeKernels(group, number_of_cost, phase, *label, flops, reuse, again, multiplies, awaited, aside)
                 )
             order.append(number)
         by_class: dict[str, list[int]] = {}
@@ -120,12 +124,13 @@ class PlanContext:
         )
 
     def links(self, gpu: Gpu) -> Sequence[str]:
-        """What each kind of kernels occupies: ``""`` the GPU itself, or the outermost link that a message crosses."""
-        return [link_of(kind.group.cost, gpu) for kind in self.kinds]
+        """What each kind of kernels occupies: ``""`` the GPU itself, the outermost link that a message crosses, or of a
+        TPU the engines that copy next to its cores."""
+        return [DMA if kind.aside and gpu.tpu else link_of(kind.group.cost, gpu) for kind in self.kinds]
 
     def ways(self, gpu: Gpu) -> Sequence[tuple[str, ...]]:
         """Of each kind of kernels what it occupies, as :func:`memwall.perfmodel.collectives.ways_of` says."""
-        return [ways_of(kind.group.cost, gpu) for kind in self.kinds]
+        return [(DMA,) if kind.aside and gpu.tpu else ways_of(kind.group.cost, gpu) for kind in self.kinds]
 
     def issued(self, launch: str) -> Issued:
         """How the host issues the kernels."""

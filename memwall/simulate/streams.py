@@ -5,7 +5,9 @@ a time, whichever stream is ready first, so that streams add no arithmetic; each
 way, while the GPU computes. Seconds in which the GPU computes nothing are charged to the messages that are under way
 then, first to those that the next kernel waits for (they are exposed), and what remains to that kernel: it waits for
 the CPU. So the seconds of all kernels add up to those of the step. A message under way takes a share of the
-multiprocessors and of the memory's bandwidth from the kernels next to it, and is charged what they take longer.
+multiprocessors and of the memory's bandwidth from the kernels next to it, and is charged what they take longer. So is
+a copy that a TPU's program starts ahead of what waits for it: engines of their own move it (JAX scaling book), and take
+memory's bandwidth alone.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ from memwall.perfmodel.collectives import taken_shares
 from memwall.perfmodel.roofline import Prediction
 from memwall.simulate.launch_queue import QueuedKernel, queue, step_in_loop
 
+#: what asynchronous copies of a TPU occupy
+DMA = "dma"
+
 
 class Sides(NamedTuple):
     """What a kernel needs of the GPU, in seconds at its full rate; or what a message takes of it, in shares."""
@@ -35,6 +40,8 @@ def sides_of(known: Prediction, cost: Cost, link: str, gpu: Gpu) -> Sides:
     """What a kernel needs of the GPU; of one that occupies a link what it takes."""
     if not link:
         return Sides(max(known.compute_s, known.latency_s), known.memory_s)
+    if link == DMA:
+        return Sides(memory=cost.bytes / (known.time_s * gpu.dram_bytes_per_s) if known.time_s else 0.0)
     crossed = gpu.cluster.link[link] if gpu.cluster else None
     return Sides(*taken_shares(crossed, gpu, cost.bytes / known.time_s if known.time_s else 0.0))
 

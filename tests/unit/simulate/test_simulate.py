@@ -223,3 +223,26 @@ def test_a_tpu_moves_padded_arrays_and_waits_for_no_host():
     (kernel,) = simulate(graph, plan, load_gpu("tpu-v5e")).kernels
     assert kernel.time_s == pytest.approx(1.04 * 200_064 / 200_000 * 160e6 / (0.85 * 819e9) + 1.2e-6)
     assert (kernel.wait_s, kernel.bound_s) == (0.0, pytest.approx(160e6 / 819e9))
+
+
+@pytest.mark.parametrize(("name", "hidden"), [("tpu-v5e", True), ("h100-sxm", False)])
+def test_a_copy_that_a_tpu_starts_ahead_runs_next_to_arithmetic(name, hidden):
+    """A copy of 32 MB in a stream of its own, next to 10 ms of products that need no memory, for what comes after them:
+    engines of a TPU move it meanwhile, kernels of a GPU take their turns."""
+    machine = load_gpu(name)
+    pipe = Pipe("tensor", "bfloat16")
+    specs = contiguous((32_000_000,), "int8"), contiguous((1,), "int8")
+    values = tuple(Value(i, specs[i > 1], i, 0) for i in range(4))
+    storages = tuple(Storage(i, values[i].spec.nbytes, "input" if i in (0, 2) else "activation") for i in range(4))
+    ops = (
+        Op(0, "lax.copy", "movement", "forward", "", (0,), (1,), ("x",), stream=2),
+        Op(1, "lax.dot_general", "contraction", "forward", "", (2,), (3,), ("x",)),
+        Op(2, "test.op", "elementwise", "forward", "", (1,), (), ("x",), waits=(0,)),
+    )
+    busy = Cost({pipe: round(machine.peak(pipe) * 1e-2)})
+    costs = (Cost({}, 32_000_000), busy, Cost({}, 32_000_000))
+    graph = Graph(values, storages, ops, inputs=(0, 2), outputs=(3,))
+    copied, _, last = simulate(graph, eager_plan(graph, costs), machine, launch="graph").kernels
+    assert (copied.hidden_s > 0) is hidden
+    assert (copied.time_s < 1e-9) is hidden
+    assert last.wait_s == pytest.approx(0, abs=1e-9)
