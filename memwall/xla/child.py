@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Mapping
@@ -27,7 +28,8 @@ def compiled(artifact: bytes, target: XlaTarget) -> Mapping[str, Any]:
     """Compile what ``jax.export`` serialized.
 
     Returns:
-        ``text``, the optimized HLO; ``devices`` that the program runs on; bytes of the buffer assignment.
+        ``text``, the optimized HLO; ``devices`` that the program runs on; bytes of the buffer assignment;
+        ``only_libraries``, whether every product had to be a library's.
 
     Raises:
         UsageError: it is no artifact of this JAX, or the compiler fails.
@@ -49,13 +51,26 @@ def compiled(artifact: bytes, target: XlaTarget) -> Mapping[str, Any]:
             donate_argnums=_donated(exported),
             keep_unused=True,
         )
-        options = {"xla_gpu_autotune_level": 0} if target.platform == "cuda" else None  # nothing can be timed
-        executable = call.lower(*arguments).compile(compiler_options=options)
+        executable, is_second = _executable(call.lower(*arguments), target.platform)
         found, sizes = executable.as_text(), executable.memory_analysis()
     except Exception as error:
         raise UsageError(f"XLA does not compile it: {_line(error)}") from error
     sizes = {name: int(getattr(sizes, key, 0)) for name, key in _SIZES.items()}
-    return {"text": found, "devices": exported.nr_devices, **sizes}
+    return {"text": found, "devices": exported.nr_devices, "only_libraries": is_second, **sizes}
+
+
+def _executable(lowered: Any, platform: str) -> tuple[Any, bool]:
+    """The compiled program, and whether products had to be left to libraries: the tiles of Triton's fusions are not
+    timed without a device, and for some products the compiler finds none."""
+    if platform != "cuda":
+        return lowered.compile(), False
+    untimed: dict[str, Any] = {"xla_gpu_autotune_level": 0}
+    try:
+        return lowered.compile(compiler_options=untimed), False
+    except Exception as error:
+        with contextlib.suppress(Exception):
+            return lowered.compile(compiler_options={**untimed, "xla_gpu_enable_triton_gemm": False}), True
+        raise error
 
 
 def _devices(target: XlaTarget, count: int) -> list[Any]:

@@ -23,7 +23,7 @@ from memwall.fusion.plan import Group, Part, Placement, Plan, not_run
 from memwall.fusion.pricing import Pricer, with_launches
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost, graph_costs
-from memwall.xla.compiling import LIMIT_S, check_installed, compile_program
+from memwall.xla.compiling import LIMIT_S, Executable, check_installed, compile_program
 from memwall.xla.target import target_of
 
 #: the memory space of a device's DRAM
@@ -71,7 +71,20 @@ def compiled(
     target = target_of(gpu)
     check_installed(target)
     made = compile_program(program(target.platform), target, limit_s)
-    return planned(made.text, gpu, arguments, peak=made.peak_bytes, max_ops=max_ops)
+    found = planned(made.text, gpu, arguments, peak=made.peak_bytes, max_ops=max_ops)
+    return replace(found, notes=(*found.notes, *_said(made)))
+
+
+def _said(made: Executable) -> tuple[str, ...]:
+    """What is to be known of the compilation."""
+    notes = []
+    if made.only_libraries:
+        notes.append(
+            "XLA finds no tiles for a product without timing: every product is a library's, nothing fused to it."
+        )
+    if made.devices > 1:
+        notes.append(f"The program is divided among {made.devices} devices: what is shown is what one of them does.")
+    return tuple(notes)
 
 
 def xla_plan(graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None) -> Plan:

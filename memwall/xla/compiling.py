@@ -26,7 +26,7 @@ from memwall.xla.target import XlaTarget
 #: seconds that the compiler may take
 LIMIT_S = 600.0
 #: incremented when the results change: older ones are then ignored
-FORMAT = 1
+FORMAT = 2
 #: platform → modules, one of which brings its compiler, and the extra that brings it
 _NEEDED = {"cuda": (("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"), "xla-cuda"), "tpu": (("libtpu",), "xla-tpu")}
 #: packages that a result depends on
@@ -40,7 +40,8 @@ _TOOLKITS = ("nvidia/cuda_nvcc", "nvidia/cu13")
 
 @dataclass(frozen=True, slots=True)
 class Executable:
-    """An optimized program of one device: its HLO, the devices that run it together, and bytes of its buffers."""
+    """An optimized program of one device: its HLO, the devices that run it together, and bytes of its buffers.
+    ``only_libraries``: products are calls of a library, since XLA found no tiles of its own."""
 
     text: str
     devices: int
@@ -48,6 +49,7 @@ class Executable:
     output_bytes: int
     alias_bytes: int
     temp_bytes: int
+    only_libraries: bool = False
 
     @property
     def peak_bytes(self) -> int:
