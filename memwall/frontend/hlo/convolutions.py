@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,6 @@ from memwall.frontend.hlo.module import HloArray, HloInstruction
 
 _LABELS = re.compile(r"([\w?]+)_([\w?]+)->([\w?]+)")
 _WINDOW = re.compile(r"(\w+)=([\d_x\-]+)")
-#: the primitive of a dot
-DOT = "lax.dot_general"
 
 
 @dataclass(frozen=True)
@@ -30,24 +29,31 @@ class WindowAxis:
     dilation: int = 1
     window_dilation: int = 1
 
-    @property
-    def pairs(self) -> int:
-        """Places of the result and of the window that meet a place of the operand."""
+    @cached_property
+    def met(self) -> tuple[int, ...]:
+        """For each pair of places of the result and of the window that meet a place of the operand: that place."""
         at = np.arange(self.result)[:, None] * self.stride + np.arange(self.window) * self.window_dilation - self.low
-        return int(((at >= 0) & (at <= (self.size - 1) * self.dilation) & (at % self.dilation == 0)).sum())
+        is_met = (at >= 0) & (at <= (self.size - 1) * self.dilation) & (at % self.dilation == 0)
+        return tuple(int(place) for place in at[is_met] // self.dilation)
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """The first place of the operand that is met, and the one behind the last: XLA cuts operands by padding."""
+        return (min(self.met), max(self.met) + 1) if self.met else (0, 0)
 
     @property
     def of_dot(self) -> str:
         """What the axis is of a dot: one of its ``batch``, of its ``left``, of its ``right``, or ``summed``; empty
         where it is one of a real window."""
-        size, window, result = self.size, self.window, self.result
-        if size == window == result and self.pairs == size:
+        window, result, pairs = self.window, self.result, len(self.met)
+        size = self.part[1] - self.part[0]
+        if size == window == result == pairs:
             return "batch"
-        if window == 1 and size == result:
+        if window == 1 and size == result == pairs:
             return "left"
-        if size == 1 and window == result and self.pairs == result:
+        if size == 1 and window == result == pairs:
             return "right"
-        return "summed" if result == 1 and size == window and self.pairs == size else ""
+        return "summed" if result == 1 and size == window == pairs else ""
 
 
 def dot_numbers(one: HloInstruction) -> Mapping[str, Any]:
@@ -131,6 +137,13 @@ class Window:
         )
         summed = [[self.lhs[1], *summed[0]], [self.rhs[1], *summed[1]]]
         return {"dimension_numbers": [summed, batched], "precision": []}
+
+    def part(self, operand: HloArray) -> list[tuple[int, int]]:
+        """The part of the operand that is met: the first place of each of its axes, and the one behind the last."""
+        found = [(0, size) for size in operand.shape]
+        for axis, place in zip(self.lhs[2:], self.axes, strict=True):
+            found[axis] = place.part
+        return found
 
     def attributes(self) -> Mapping[str, Any]:
         """Attributes of the primitive of a convolution."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from memwall.core.graph import TensorSpec
 from memwall.core.ranks import ranks_text
-from memwall.frontend.hlo.convolutions import DOT, Window, dot_numbers, library_dot_numbers
+from memwall.frontend.hlo.convolutions import Window, dot_numbers, library_dot_numbers
 from memwall.frontend.hlo.groups import replica_groups
 from memwall.frontend.hlo.module import HloArray, HloInstruction, HloShape, arrays
 from memwall.frontend.hlo.names import COMBINED, REARRANGED
@@ -277,7 +277,12 @@ def _convolution(step: HloStep) -> Node:
     is_dot = step.to.module.is_of_tpu or not window.axes
     numbers = window.as_dot() if is_dot else None
     if numbers is not None:
-        return step.write(DOT.removeprefix("lax."), step.values([0, 1]), ("lhs", "rhs"), numbers)
+        left, right = step.values([0, 1])
+        starts, limits = zip(*window.part(_array(step, 0)), strict=True)
+        met = sliced(step.to.graph.spec(left), starts, limits)
+        if met.shape != step.to.graph.spec(left).shape:
+            left = step.to.graph.view(left, *met)
+        return step.write("dot_general", [left, right], ("lhs", "rhs"), numbers)
     return step.write("conv_general_dilated", step.values([0, 1]), ("lhs", "rhs"), window.attributes())
 
 

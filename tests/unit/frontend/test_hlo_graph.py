@@ -284,7 +284,15 @@ def test_a_dot_that_a_tpu_writes_as_a_convolution_is_a_dot(text, labels, shapes,
 def test_a_real_window_is_no_dot():
     made = window("size=3x3 pad=1_1x1_1", "b01f_01io->b01f", (8, 56, 56, 64), (3, 3, 64, 128), (8, 56, 56, 128))
     assert made.as_dot() is None
-    assert made.axes[0].pairs == 3 * 56 - 2  # at both ends one of three is padding
+    assert len(made.axes[0].met) == 3 * 56 - 2  # at both ends one of three is padding
+
+
+def test_a_dot_may_take_a_part_of_its_operand_by_padding():
+    """Of 36 heads of queries, keys and values those of the keys: 12 to 24 meet 12 of the other operand."""
+    made = window("size=8x12 stride=7x11 pad=0_0x-144_-144 lhs_dilate=8x12", "0b1f_0o1i->01bf",
+                  (8, 1024, 36, 64), (8, 1024, 12, 64), (8, 12, 1024, 1024))  # fmt: skip
+    assert made.as_dot()["dimension_numbers"] == [[[3], [3]], [[0, 2], [0, 2]]]
+    assert made.part(HloArray("float32", (8, 1024, 36, 64), (3, 2, 1, 0))) == [(0, 8), (0, 1024), (12, 24), (0, 64)]
 
 
 @pytest.mark.parametrize(
