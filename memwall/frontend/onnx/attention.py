@@ -83,7 +83,9 @@ def attention(node: Node) -> list[OnnxTensor]:
     mask = node.id(3) if node.has(3) else None
     made = attend(node, query, keys, values, mask, bool(node.attributes.get("is_causal", 0)))
     made = node.reshape(made, node.shape) if wide else heads_last(node, made)
-    scores = [OnnxTensor((), "bool")] * (len(node.made) - 3)
+    scores = [OnnxTensor(*(one or ((), "bool"))) for one in node.made[3:]]
+    if any(node.made[3:]):
+        node.notes["the scores that Attention returns are not counted"] = None
     return [OnnxTensor(node.shape, node.dtype, made), present_keys, present_values, *scores][: len(node.made)]
 
 

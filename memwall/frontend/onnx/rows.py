@@ -118,7 +118,7 @@ def identity(node: Node) -> list[OnnxTensor]:
     made = node.need(0)
     if made.numbers is None:
         node.placed(made)
-    return [replace(made), *(OnnxTensor((), "bool") for _ in node.made[1:])]
+    return [replace(made), *(OnnxTensor(*(one or ((), "bool"))) for one in node.made[1:])]
 
 
 def softsign(node: Node) -> list[OnnxTensor]:

@@ -58,9 +58,15 @@ class StablehloImporter:
         if main is None or not main.regions[0].blocks:
             raise UsageError(f"{self.source} has no function")
         given, inputs = list[Held](), list[int]()
-        names = [self.places.name(argument.location) for argument in main.regions[0].blocks[0].arguments]
-        tree = names[0].partition("[")[0].partition(".")[0] if names and set(names[0]) & {"[", "."} else None
-        for name, argument in zip(names, main.regions[0].blocks[0].arguments, strict=True):
+        arguments, said = main.regions[0].blocks[0].arguments, main.attributes.get("arg_attrs") or ()
+        of_export = {i for i, each in enumerate(said) if "jax.global_constant" in each}  # which of its platforms runs
+        names = [self.places.name(argument.location) for argument in arguments]
+        first = next((name for i, name in enumerate(names) if i not in of_export), "")
+        tree = first.partition("[")[0].partition(".")[0] if {*"[."} & {*first} else None
+        for i, (name, argument) in enumerate(zip(names, arguments, strict=True)):
+            if i in of_export:
+                given.append(Held(None, 0.0))
+                continue
             of_weights = tree is not None and name.startswith((f"{tree}[", f"{tree}."))
             value = self.writer.array(*self._type(argument.type), "parameter" if of_weights else "input", name)
             (self.parameters if of_weights else inputs).append(value)

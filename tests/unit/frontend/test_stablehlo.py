@@ -136,6 +136,13 @@ def test_a_scan_reads_each_slice_of_its_weights_and_writes_its_results_in_place(
     assert found.workload.parameters == 3 * 8 * 8 and "test_stablehlo.py:" in dots[0].source
 
 
+def test_an_artifact_for_several_platforms_is_that_of_the_first(tmp_path):
+    made = jax.export.export(jax.jit(jax.numpy.tanh), platforms=["cuda", "cpu"])(array(4, 8))
+    (tmp_path / "model.jax").write_bytes(made.serialize())
+    found = memwall.profile(str(tmp_path / "model.jax"), gpu="h100-sxm")
+    assert [spec.shape for spec in found.graph.specs(found.graph.inputs)] == [(4, 8)] and names(found) == ["lax.tanh"]
+
+
 def test_gradients_are_of_the_backward_phase(tmp_path):
     def loss(params, x):
         return (jax.numpy.tanh(x @ params["w"]) ** 2).sum()
