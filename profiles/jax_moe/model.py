@@ -15,7 +15,7 @@ def layer(params, x):
         weights = weights / weights.sum(-1, keepdims=True)
         chosen = jax.nn.one_hot(experts, EXPERTS, dtype=jnp.float32)
         order = jnp.cumsum(chosen.reshape(-1, EXPERTS), axis=0).reshape(chosen.shape) * chosen - 1
-        slots = jax.nn.one_hot(order, CAPACITY, dtype=jnp.bfloat16)
+        slots = jax.nn.one_hot(order.astype(jnp.int32), CAPACITY, dtype=jnp.bfloat16)
         dispatch = slots.sum(1)
         combine = jnp.einsum("tk,tkes->tes", weights.astype(jnp.bfloat16), slots)
     with jax.named_scope("experts"):

@@ -79,12 +79,14 @@ class JaxProgram(Program):
 
     def exported(self, options: TraceOptions, platform: str) -> bytes:
         """As :meth:`memwall.frontend.program.Program.exported`: a function of the leaves, which any tree can be made
-        of; in training the old weights and states are donated."""
+        of. Arguments are donated that the function donates, and in training the old weights and states."""
         arguments, keywords = self._shapes(options.dtype)
         step: Callable[..., Any] = self.function
-        donated: tuple[Tree, ...] = ()
         if options.mode == "training":
-            step, arguments, donated = self._training_step(arguments)
+            step, arguments, first = self._training_step(arguments)
+            donated = tuple(range(len(jax.tree_util.tree_leaves(first))))
+        else:
+            donated = _donated_by(self._jaxpr(step, arguments, keywords)[0])
         leaves, tree = jax.tree_util.tree_flatten((arguments, keywords))
 
         def flat(*given: Any) -> list[Any]:
@@ -92,7 +94,7 @@ class JaxProgram(Program):
             return jax.tree_util.tree_leaves(step(*positional, **named))
 
         with _blamed(f"exporting {self.target or self.name}"), users_code():
-            jitted = jax.jit(flat, donate_argnums=tuple(range(len(jax.tree_util.tree_leaves(donated)))))
+            jitted = jax.jit(flat, donate_argnums=donated)
             return bytes(jax.export.export(jitted, platforms=(platform,))(*leaves).serialize())
 
     def _training_step(
@@ -247,6 +249,17 @@ class JaxProgram(Program):
         )
         facts = TraceFacts(notes=noted((), walk.notes))
         return TraceResult(graph, info, facts, versions={"jax": jax.__version__})
+
+
+def _donated_by(closed: Any) -> tuple[int, ...]:
+    """The arguments that a jitted function donates, by their places among the leaves."""
+    eqns = closed.jaxpr.eqns
+    if len(eqns) != 1 or "donated_invars" not in eqns[0].params:
+        return ()
+    given = {
+        var for var, is_donated in zip(eqns[0].invars, eqns[0].params["donated_invars"], strict=True) if is_donated
+    }
+    return tuple(place for place, var in enumerate(closed.jaxpr.invars) if var in given)
 
 
 def _updated(transformation: Any, gradients: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
