@@ -147,6 +147,11 @@ def test_rows_are_padded_to_lanes() -> None:
     ((3, 5), (8, 128), 4 * 128),
     ((2, 12, 2048, 64), (8, 128), 2 * 12 * 2048 * 64),  # 2048 in lanes, 64 in sublanes
     ((17, 128), (16, 128), 32 * 128),
+    # as libtpu 0.0.42 lays them out for a v5e: {1,3,2,0}, {3,2,1,0}, {0,1}, {2,3,1,0}
+    ((32, 64, 56, 56), (8, 128), 32 * 56 * 56 * 128),
+    ((64, 3, 224, 224), (8, 128), 64 * 3 * 224 * 256),
+    ((4096, 100), (8, 128), 4096 * 104),
+    ((5, 4096), (8, 128), 8 * 4096),
     ((0, 5), (8, 128), 0),
 ])  # fmt: skip
 def test_arrays_fill_tiles_in_the_layout_with_the_least_padding(shape: tuple[int, ...], tile: tuple[int, int],
