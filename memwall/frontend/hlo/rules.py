@@ -363,7 +363,7 @@ _LIBRARIES: Mapping[str, Callable[[HloStep], Node]] = {
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 #: collective → the op that is costed as it
-_MESSAGES = {
+MESSAGES = {
     "all_reduce": "_c10d_functional.all_reduce_",
     "all_gather": "_c10d_functional.all_gather_into_tensor_out",
     "reduce_scatter": "_c10d_functional.reduce_scatter_tensor_out",
@@ -379,7 +379,7 @@ def _message(step: HloStep) -> Node:
     groups = replica_groups(step.one, step.to.module.partitions)
     attributes = {"ranks": len(groups), "group": ranks_text(groups)}
     made = [step.to.new(array) for array in step.results]
-    step.to.op(_MESSAGES[name], step.values(), made, ("input",) * 64, attributes)
+    step.to.op(MESSAGES[name], step.values(), made, ("input",) * 64, attributes)
     return made[0] if len(made) == 1 else tuple(made)
 
 
@@ -407,5 +407,5 @@ _RULES: Mapping[str, Callable[[HloStep], Node]] = {
     "dot": _dot,
     "convolution": _convolution,
     "custom_call": _custom_call,
-    **dict.fromkeys(_MESSAGES, _message),
+    **dict.fromkeys(MESSAGES, _message),
 }

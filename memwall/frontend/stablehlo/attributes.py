@@ -111,15 +111,12 @@ OPERATIONS: Mapping[str, tuple[str, Parameters]] = {
     "rng": ("rng_uniform", _nothing),
     "cholesky": ("cholesky", _nothing),
     "triangular_solve": ("triangular_solve", _nothing),
-    **{
-        name: (primitive, _taking(groups="replica_groups"))
-        for name, primitive in (
-            ("all_reduce", "psum"), ("all_gather", "all_gather"), ("reduce_scatter", "reduce_scatter"),
-            ("all_to_all", "all_to_all"), ("collective_permute", "ppermute"), ("collective_broadcast", "pbroadcast"),
-        )
-    },
 }  # fmt: skip
 
+#: operations that send messages to other devices
+COLLECTIVES = frozenset((
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute", "collective_broadcast",
+))  # fmt: skip
 #: operations that launch nothing and pass their operands on
 FREE = frozenset(("optimization_barrier", "after_all", "create_token", "sharding_constraint"))
 #: targets of custom calls that are free, and those that are primitives

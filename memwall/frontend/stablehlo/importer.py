@@ -18,6 +18,8 @@ from jaxlib.mlir import ir
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
+from memwall.core.ranks import ranks_text
+from memwall.frontend.hlo.rules import MESSAGES
 from memwall.frontend.hlo.scalars import folded
 from memwall.frontend.jax.jaxprs import OPERANDS
 from memwall.frontend.jax.views import VIEWS, View, sliced
@@ -61,6 +63,11 @@ class StablehloImporter:
         arguments, said = main.regions[0].blocks[0].arguments, main.attributes.get("arg_attrs") or ()
         of_export = {i for i, each in enumerate(said) if "jax.global_constant" in each}  # which of its platforms runs
         names = [self.places.name(argument.location) for argument in arguments]
+        devices = tables.said(self._module.operation, "mhlo.num_partitions", 1)
+        if devices > 1:
+            self.notes[f"the module is for {devices} devices: arrays that a compiler would divide are whole here"] = (
+                None
+            )
         first = next((name for i, name in enumerate(names) if i not in of_export), "")
         tree = first.partition("[")[0].partition(".")[0] if {*"[."} & {*first} else None
         for i, (name, argument) in enumerate(zip(names, arguments, strict=True)):
@@ -123,6 +130,8 @@ class StablehloImporter:
         dialect, _, name = op.name.partition(".")
         if special := _SPECIAL.get(name):
             return special(self, op, operands, values)
+        if name in tables.COLLECTIVES:
+            return self._message(name, op, operands)
         if name in tables.FREE:
             self.writer.free(f"lax.{name}")
             return [*operands, *(Held(None) for _ in op.results)][: len(op.results)]
@@ -212,6 +221,30 @@ class StablehloImporter:
 
     def _select_and_scatter(self, op: Any, operands: list[Held], values: Mapping[Any, Held]) -> list[Held]:
         return self._op("lax.select_and_scatter_add", op, [operands[1], operands[0]], {})
+
+    def _message(self, name: str, op: Any, operands: list[Held]) -> list[Held]:
+        """A collective, of the ranks of the first group."""
+        groups = tables.said(op, "replica_groups") or tables.said(op, "source_target_pairs") or [[0]]
+        said = {"ranks": len(groups[0]), "group": ranks_text(groups[0])}
+        given = [
+            self._placed(each, *self._type(operand.type)) for each, operand in zip(operands, op.operands, strict=True)
+        ]
+        made = [self._new(result.type) for result in op.results]
+        outputs = [each.value for each in made if each.value is not None]
+        self.writer.op(MESSAGES[name], given, outputs, arguments=["input"] * len(given), attributes=said)
+        return made
+
+    def _manual(self, op: Any, operands: list[Held], values: Mapping[Any, Held]) -> list[Held]:
+        """``sdy.manual_computation`` (``shard_map``): one device's part of each operand, and of each result."""
+        (block,) = op.regions[0].blocks
+        parts = []
+        for held, argument in zip(operands, block.arguments, strict=True):
+            shape = self._type(argument.type)[0]
+            if held.value is None or self.writer.spec(held.value).shape == shape:
+                parts.append(held)
+            else:
+                parts.append(Held(self.writer.view(held.value, shape, self.writer.spec(held.value).strides)))
+        return self._region(op.regions[0], parts, values)
 
     def _custom(self, op: Any, operands: list[Held], values: Mapping[Any, Held]) -> list[Held]:
         target = tables.said(op, "call_target_name")
@@ -325,5 +358,5 @@ _SPECIAL: Mapping[str, Callable[[StablehloImporter, Any, list[Held], Mapping[Any
     "scatter": StablehloImporter._scatter, "select_and_scatter": StablehloImporter._select_and_scatter,
     "custom_call": StablehloImporter._custom, "dynamic_slice": StablehloImporter._take,
     "dynamic_update_slice": StablehloImporter._put, "while": StablehloImporter._while,
-    "case": StablehloImporter._case, "if": StablehloImporter._case,
+    "manual_computation": StablehloImporter._manual, "case": StablehloImporter._case, "if": StablehloImporter._case,
 }  # fmt: skip

@@ -187,6 +187,34 @@ def test_a_norm_of_a_sum_is_one_kernel(tmp_path):
     assert found.costs[0][0].bytes == 2 * (4 * 8 * 64 + 64)
 
 
+def test_attention_by_heads_that_lie_in_the_width(tmp_path):
+    """Eight heads of 16 over 32 tokens, twice: 2 products of 2 x 2 x 8 x 32 x 32 x 16 FLOP."""
+    shapes = [given(name, 2, 32, 128) for name in "qkv"]
+    found = made(tmp_path, [node("y = MultiHeadAttention(q, k, v)", domain="com.microsoft", num_heads=8)], shapes)
+    assert names(found) == ["aten._flash_attention_forward"] and flops(found) == 2 * 2 * 2 * 8 * 32 * 32 * 16
+
+
+def test_causal_attention_of_onnx_skips_what_is_masked(tmp_path):
+    """Of 32 x 32 pairs 32 x 33 / 2 are on and under the diagonal."""
+    shapes = [given(name, 2, 8, 32, 16) for name in "qkv"]
+    found = made(tmp_path, [node("y = Attention(q, k, v)", is_causal=1)], shapes, opset=23)
+    assert flops(found) == 2 * 2 * 2 * 8 * (32 * 33 // 2) * 16
+
+
+def test_projections_and_attention_of_one_node(tmp_path):
+    """x [2, 32, 128] by [128, 384], a bias, then heads of 16."""
+    nodes = [node("y = Attention(x, w, b)", domain="com.microsoft", num_heads=8)]
+    found = made(tmp_path, nodes, [given("x", 2, 32, 128)], [weight("w", [128, 384]), weight("b", [384])])
+    assert names(found) == ["aten.mm", "aten.add.Tensor", "aten._flash_attention_forward"]
+    assert flops(found) == 2 * 64 * 128 * 384 + 64 * 384 + 2 * 2 * 2 * 8 * 32 * 32 * 16
+
+
+def test_a_fused_product_is_of_transposed_operands(tmp_path):
+    nodes = [node("y = FusedMatMul(a, b)", domain="com.microsoft", transB=1, alpha=0.125)]
+    found = made(tmp_path, nodes, [given("a", 2, 8, 16), given("b", 2, 4, 16)])
+    assert found.graph.values[found.graph.outputs[0]].spec.shape == (2, 8, 4) and flops(found) == 2 * 2 * 8 * 4 * 16
+
+
 # -- control -----------------------------------------------------------------------------------------------------------
 
 

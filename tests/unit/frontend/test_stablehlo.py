@@ -202,3 +202,32 @@ def test_complex_numbers_are_constants_too(tmp_path):
     kind = "tensor<4xcomplex<f32>>"
     body = f"%c = stablehlo.constant dense<(1.0, 0.0)> : {kind} %0 = stablehlo.add %x, %c : {kind} return %0 : {kind}"
     assert names(made(tmp_path, f"%x: {kind}", kind, body)) == ["lax.add"]
+
+
+MANUAL = """
+  sdy.mesh @mesh = <["x"=4]>
+  func.func public @main(%w: tensor<64x32xf32>, %x: tensor<8x64xf32>) -> tensor<8x32xf32> {
+    %0 = sdy.manual_computation(%w, %x) in_shardings=[<@mesh, [{"x"}, {}]>, <@mesh, [{}, {"x"}]>]
+        out_shardings=[<@mesh, [{}, {}]>] manual_axes={"x"} (%a: tensor<16x32xf32>, %b: tensor<8x16xf32>) {
+      %1 = stablehlo.dot_general %b, %a, contracting_dims = [1] x [0]
+        : (tensor<8x16xf32>, tensor<16x32xf32>) -> tensor<8x32xf32>
+      %2 = "stablehlo.all_reduce"(%1) <{replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>}> ({
+        ^bb0(%l: tensor<f32>, %r: tensor<f32>):
+          %3 = stablehlo.add %l, %r : tensor<f32>
+          stablehlo.return %3 : tensor<f32>
+      }) : (tensor<8x32xf32>) -> tensor<8x32xf32>
+      sdy.return %2 : tensor<8x32xf32>
+    } : (tensor<64x32xf32>, tensor<8x64xf32>) -> tensor<8x32xf32>
+    return %0 : tensor<8x32xf32>
+  }"""
+
+
+def test_a_manual_computation_is_one_devices_part_and_its_messages(tmp_path):
+    """A quarter of the sums, 2 x 8 x 32 x 16 FLOP, and an all-reduce of 8 x 32 floats among four."""
+    path = tmp_path / "model.mlir"
+    path.write_text(f"module @m attributes {{mhlo.num_partitions = 4 : i32}} {{ {MANUAL} }}")
+    found = memwall.profile(str(path), gpu="h100-sxm")
+    message = found.graph.ops[1]
+    assert flops(found) == 2 * 8 * 32 * 16 and message.op_class == "communication"
+    assert message.attributes["ranks"] == 4 and found.costs[0][1].link_bytes == 2 * 3 / 4 * 4 * 8 * 32
+    assert any("the module is for 4 devices" in note for note in found.traced.notes)
