@@ -30,6 +30,8 @@ from memwall.xla.target import target_of
 DRAM = 0
 #: kinds of kernels that a compiler generates: those of fusions
 GENERATED = frozenset(("loop", "input", "output", "custom"))
+#: how text of HLO begins
+_HLO = b"HloModule"
 #: kinds that launch nothing: buffers that lie behind each other
 _JOINED = frozenset(("ConcatBitcast",))
 
@@ -59,7 +61,8 @@ def compiled(
     """What XLA compiles a program to for a GPU or a TPU.
 
     Args:
-        program: what ``jax.export`` serializes of it for a platform, ``cuda`` or ``tpu``.
+        program: what ``jax.export`` serializes of it for a platform, ``cuda`` or ``tpu``; or text that is optimized
+            already.
         arguments: what is known of the program's arguments, in order: their roles and names.
         limit_s: seconds that the compiler may take.
         max_ops: the most ops, loops written out.
@@ -68,9 +71,12 @@ def compiled(
         MissingError: JAX or the compiler is not installed; says which extra brings it.
         UsageError: XLA compiles nothing for the GPU, or not the program.
     """
+    artifact = program("tpu" if gpu.tpu else "cuda")
+    if artifact.startswith(_HLO):
+        return planned(artifact.decode(), gpu, arguments, max_ops=max_ops)
     target = target_of(gpu)
     check_installed(target)
-    made = compile_program(program(target.platform), target, limit_s)
+    made = compile_program(artifact, target, limit_s)
     found = planned(made.text, gpu, arguments, peak=made.peak_bytes, max_ops=max_ops)
     return replace(found, notes=(*found.notes, *_said(made)))
 

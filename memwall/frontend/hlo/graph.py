@@ -65,20 +65,31 @@ class HloWalk(Sheet):
         found: dict[str, Node] = {}
         written = _written_in_place(computation)
         for one in computation.instructions:
-            operands = [found[name] for name in one.operands]
-            if one.opcode == "parameter":
-                found[one.name] = arguments[int(one.literal)]
-            elif (rule := _CONTROL.get(one.opcode)) is not None:
-                found[one.name] = rule(self, computation, one, operands)
-            elif one.opcode in _PASSED or _is_said(one):
-                found[one.name] = self._passed(one, operands)
-            elif one.opcode.endswith("-done"):
-                found[one.name] = operands[0]
-            elif self.is_in_kernel:
-                found[one.name] = self.step(computation, one, operands, one.name in written)
-            else:
-                found[one.name] = self._launched(computation, one, operands)
+            try:
+                if one.opcode == "parameter":
+                    found[one.name] = arguments[int(one.literal)]
+                else:
+                    operands = [found[name] for name in one.operands]
+                    found[one.name] = self._yielded(computation, one, operands, one.name in written)
+            except (LookupError, ValueError, TypeError, ArithmeticError, AssertionError) as error:
+                raise UsageError(
+                    f"{self.module.name}, line {one.line}: {one.opcode} {one.name} is not as XLA writes it"
+                    f" ({' '.join(str(error).split())})"
+                ) from error
         return found[computation.root]
+
+    def _yielded(
+        self, computation: HloComputation, one: HloInstruction, operands: Sequence[Node], in_place: bool
+    ) -> Node:
+        if (rule := _CONTROL.get(one.opcode)) is not None:
+            return rule(self, computation, one, operands)
+        if one.opcode in _PASSED or _is_said(one):
+            return self._passed(one, operands)
+        if one.opcode.endswith("-done"):
+            return operands[0]
+        if self.is_in_kernel:
+            return self.step(computation, one, operands, in_place)
+        return self._launched(computation, one, operands)
 
     def step(self, computation: HloComputation, one: HloInstruction, operands: Sequence[Node], in_place: bool) -> Node:
         """What an instruction yields within a kernel."""

@@ -85,7 +85,7 @@ class _Reader:
                 continue
             if not line.startswith("HloModule"):
                 break
-            name, *parts = split(line.removeprefix("HloModule"))
+            name, *parts = split(line.removeprefix("HloModule")) or [""]
             return name, {key.strip(): value for key, _, value in (part.partition("=") for part in parts)}
         raise self._wrong("this is no HLO, which begins with HloModule")
 

@@ -18,12 +18,16 @@ from memwall.frontend.targets.sizes import check_mode, read_dims, read_sizes
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
 
 KINDS = (
-    "model.py, model.py:name, package.module:name, hf:FOLDER_OR_CONFIG_JSON, model.onnx, model.mlir or a saved profile"
-    " (.json)"
+    "model.py, model.py:name, package.module:name, hf:FOLDER_OR_CONFIG_JSON, model.onnx, model.mlir, model.hlo or a"
+    " saved profile (.json)"
 )
 
 #: suffix of a file that another program wrote → its kind
-FORMATS = {".onnx": "onnx", **dict.fromkeys((".mlir", ".mlirbc", ".stablehlo", ".jax"), "stablehlo")}
+FORMATS = {
+    ".onnx": "onnx",
+    **dict.fromkeys((".mlir", ".mlirbc", ".stablehlo", ".jax"), "stablehlo"),
+    **dict.fromkeys((".hlo", ".txt"), "hlo"),  # XLA's dumps are named .txt
+}
 
 
 class Parts(NamedTuple):
@@ -147,6 +151,10 @@ def _program(kind: str, target: str, sizes: Mapping[str, Any], dims: Mapping[str
         return OnnxProgram(path.stem, target, path, dims)
     if dims:
         raise UsageError(f"--dim gives the symbolic sizes of an ONNX file, and {target} has none")
+    if kind == "hlo":
+        from memwall.frontend.hlo.program import HloProgram
+
+        return HloProgram(path.stem, target, path)
     from memwall.frontend.stablehlo import StablehloProgram
 
     return StablehloProgram(path.stem, target, path)

@@ -13,6 +13,8 @@ from memwall.frontend.hlo.groups import replica_groups
 from memwall.frontend.hlo.module import HloArray, HloInstruction
 from memwall.frontend.hlo.names import is_again, module_of, phase_of
 from memwall.frontend.hlo.sheet import COPIES, HloArgument
+from memwall.frontend.program import TraceOptions
+from memwall.frontend.targets import named
 from memwall.ops import graph_costs
 from tests.unit.places import ROOT
 
@@ -325,3 +327,38 @@ def test_a_name_says_the_phase_and_what_is_computed_again():
     name = "jit(f)/transpose(jvp(Net))/rematted_computation/mul"
     assert (phase_of(name), is_again(name)) == ("backward", True)
     assert (phase_of("jit(f)/jvp(Net)/mul"), is_again("jit(f)/jvp(Net)/mul")) == ("forward", False)
+
+
+def test_what_cannot_be_of_xla_is_refused_by_its_line():
+    with pytest.raises(UsageError, match=r"^f, line 6: slice s is not as XLA writes it \('slice'\)$"):
+        written("ENTRY:\n%x = f32[64]{0} parameter(0)\nROOT %s = f32[8]{0} slice(%x)")
+
+
+def test_a_file_of_hlo_is_a_target():
+    program = named(str(DATA / "sharded_h100-sxm.hlo"))
+    traced = program.traced(TraceOptions())
+    assert traced.workload.name == "sharded_h100-sxm"
+    assert traced.facts.notes[0].startswith("The file is an optimized program")
+    assert program.exported(TraceOptions(), "cuda").startswith(b"HloModule")
+
+
+def test_before_optimization_rearrangements_are_views_and_policy_xla_refuses(tmp_path):
+    path = tmp_path / "module_0001.jit_f.before_optimizations.txt"
+    path.write_text(
+        "HloModule jit_f\n\nENTRY main.4 {\n  Arg_0.1 = f32[8,16]{1,0} parameter(0)\n"
+        "  transpose.2 = f32[16,8]{0,1} transpose(Arg_0.1), dimensions={1,0}\n"
+        "  ROOT negate.3 = f32[16,8]{0,1} negate(transpose.2)\n}\n",
+        encoding="utf-8",
+    )
+    program = named(str(path))
+    view, negated = program.traced(TraceOptions()).graph.ops
+    assert (view.name, view.is_view, negated.name) == ("lax.transpose", True, "lax.neg")
+    with pytest.raises(UsageError, match="is HLO before optimization: policy xla"):
+        program.exported(TraceOptions(), "cuda")
+
+
+def test_a_text_that_is_no_hlo_is_no_target(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("some notes\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"notes\.txt, line 1: this is no HLO"):
+        named(str(path)).traced(TraceOptions())
