@@ -23,7 +23,7 @@ from onnx.reference import ReferenceEvaluator
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
 from memwall.frontend.onnx.control import CONTROL
-from memwall.frontend.onnx.node import Node, OnnxTensor, Scope, new_array
+from memwall.frontend.onnx.node import Node, OnnxTensor, Scope, placed
 from memwall.frontend.onnx.reading import DTYPES, ELEMENT_TYPES, OnnxModel, domain_of
 from memwall.frontend.onnx.table import ROWS, SHAPES, VIEWS
 from memwall.frontend.writing import GraphWriter
@@ -57,9 +57,7 @@ class Importer:
 
     def placed(self, tensor: OnnxTensor) -> int:
         """The id of a tensor's value in the graph."""
-        if tensor.value is None:
-            tensor.value = new_array(self.writer, tensor.shape, tensor.dtype, tensor.role, tensor.name)
-        return tensor.value
+        return placed(self.writer, tensor)
 
     def graph(self, graph: Any, scope: Scope) -> list[OnnxTensor]:
         """Write the nodes of a graph or of a branch; its outputs. ``scope`` is what its nodes can name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -21,6 +21,7 @@ FLOATS = ("float32", "float16", "bfloat16", "float64")
 class OnnxTensor:
     """A value of the file: shape and dtype; its id in the graph once a kernel makes or takes it; its numbers where they
     are known. ``role`` is that of its storage where it exists before the step; ``fixed``: it is the same in every step.
+    ``stored``: what it is dequantized from, its scales and zero points; ``make`` writes that, where a kernel takes it.
     """
 
     shape: tuple[int, ...]
@@ -30,6 +31,8 @@ class OnnxTensor:
     role: str = "buffer"
     name: str = ""
     fixed: bool = False
+    stored: tuple[OnnxTensor, ...] = ()
+    make: Callable[[], int] | None = None
 
     @property
     def scalar(self) -> Any:
@@ -105,9 +108,7 @@ class Node:
 
     def placed(self, tensor: OnnxTensor) -> int:
         """The id of a tensor's value in the graph."""
-        if tensor.value is None:
-            tensor.value = new_array(self.writer, tensor.shape, tensor.dtype, tensor.role, tensor.name)
-        return tensor.value
+        return placed(self.writer, tensor)
 
     def spec(self, value: int) -> TensorSpec:
         """Shape, strides and dtype of a value."""
@@ -186,6 +187,15 @@ class Node:
     def made_of(self, values: Iterable[int]) -> list[OnnxTensor]:
         """Tensors of some values."""
         return [OnnxTensor(self.spec(v).shape, self.spec(v).dtype, v) for v in values]
+
+
+def placed(writer: GraphWriter, tensor: OnnxTensor) -> int:
+    """The id of a tensor's value, which gets one where a kernel or the caller first takes it."""
+    if tensor.value is None and tensor.make is not None:
+        tensor.value = tensor.make()
+    if tensor.value is None:
+        tensor.value = new_array(writer, tensor.shape, tensor.dtype, tensor.role, tensor.name)
+    return tensor.value
 
 
 def new_array(writer: GraphWriter, shape: Sequence[int], dtype: str, role: str = "activation", name: str = "") -> int:

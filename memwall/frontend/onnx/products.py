@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from memwall.frontend.onnx.node import Node, OnnxTensor
+from memwall.frontend.onnx.quantised import dequantized, in_eight_bits, of_few_bits, operand
 from memwall.frontend.onnx.rows import Row, call, first
 
 # -- matrix products ---------------------------------------------------------------------------------------------------
@@ -43,16 +44,21 @@ _EXACT = {"allow_tf32": False}
 
 def matmul(node: Node) -> list[OnnxTensor]:
     """MatMul, and FusedMatMul of com.microsoft with its transposes."""
-    left, right = node.id(0), node.id(1)
+    if (made := of_few_bits(node)) is not None:
+        return made
+    op = in_eight_bits(node, (0, 1))
+    left, right = (operand(node, i) if op else node.id(i) for i in (0, 1))
     if node.attributes.get("transA"):
         left = node.swapped(left)
     if node.attributes.get("transB"):
         right = node.swapped(right)
-    return first(node, multiply(node, left, right, node.shape, node.dtype))
+    return first(node, multiply(node, left, right, node.shape, node.dtype, op))
 
 
 def gemm(node: Node) -> list[OnnxTensor]:
     """alpha A B + beta C."""
+    if op := in_eight_bits(node, (0, 1)):
+        return _stored_gemm(node, op)
     left, right = node.id(0), node.id(1)
     left = node.swapped(left) if node.attributes.get("transA") else left
     right = node.swapped(right) if node.attributes.get("transB") else right
@@ -60,6 +66,15 @@ def gemm(node: Node) -> list[OnnxTensor]:
         return first(node, node.run("mm", [left, right], "self mat2", _EXACT))
     said = {"beta": node.attributes.get("beta", 1.0), "alpha": node.attributes.get("alpha", 1.0), **_EXACT}
     return first(node, node.run("addmm", [node.id(2), left, right], "self mat1 mat2", said))
+
+
+def _stored_gemm(node: Node, op: str) -> list[OnnxTensor]:
+    """The same of operands in eight bits, whose C has 32."""
+    left, right = operand(node, 0), operand(node, 1)
+    left = node.swapped(left) if node.attributes.get("transA") else left
+    right = node.swapped(right) if node.attributes.get("transB") else right
+    given, names = ([operand(node, 2)], " bias") if node.has(2) else ([], "")
+    return first(node, node.run(op, [left, right, *given], f"self mat2{names}", {}, [node.new()]))
 
 
 def integer_product(node: Node) -> list[OnnxTensor]:
@@ -126,6 +141,7 @@ def convolution(node: Node, data: int = 0, weight: int = 1, bias: int = 2) -> li
     kernel = node.need(weight).shape[2:]
     rank = len(kernel)
     given = [(i, name) for i, name in ((data, "input"), (weight, "weight"), (bias, "bias")) if i >= 0 and node.has(i)]
+    stored = bool(in_eight_bits(node, (data, weight)))
     said = {
         "stride": _steps(node, "strides", rank),
         "padding": _padding(node, node.need(data), kernel, node.shape[2:]),
@@ -135,7 +151,8 @@ def convolution(node: Node, data: int = 0, weight: int = 1, bias: int = 2) -> li
         "groups": node.attributes.get("group", 1),
         "allow_tf32": True,  # as torch's default for convolutions
     }
-    return first(node, node.run("convolution", [node.id(i) for i, _ in given], [name for _, name in given], said))
+    values = [operand(node, i) if stored else node.id(i) for i, _ in given]
+    return first(node, node.run("convolution", values, [name for _, name in given], said))
 
 
 def pooled(op: str) -> Row:
@@ -239,7 +256,7 @@ PRODUCTS: Mapping[str, Row] = {
     "GlobalAveragePool": over_places("aten.mean.dim"),
     "GlobalMaxPool": over_places("amax"),
     "LSTM": recurrent, "GRU": recurrent, "RNN": recurrent,
-    "DequantizeLinear": call("dequantize", "self scale zero_point"),
+    "DequantizeLinear": dequantized,
     "QuantizeLinear": call("quantize_per_tensor", "self scale zero_point"),
     "DynamicQuantizeLinear": call("quantize_per_tensor_dynamic"),
     "RoiAlign": call("torchvision.roi_align", "input rois batch"),

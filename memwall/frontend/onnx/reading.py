@@ -129,4 +129,4 @@ def _axes(item: Any) -> Iterator[tuple[int, str]]:
         if known == "dim_value" and axis.dim_value >= 0:
             yield axis.dim_value, ""
         else:
-            yield 0, axis.dim_param or f"{item.name}.{i}"
+            yield 0, axis.dim_param if axis.dim_param.strip("?") else f"{item.name}.{i}"

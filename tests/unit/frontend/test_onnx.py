@@ -215,6 +215,48 @@ def test_a_fused_product_is_of_transposed_operands(tmp_path):
     assert found.graph.values[found.graph.outputs[0]].spec.shape == (2, 8, 4) and flops(found) == 2 * 2 * 8 * 4 * 16
 
 
+def quantised(name, dtype):
+    """Nodes and weights of a tensor in eight bits and back, with one scale."""
+    nodes = [node(f"{name}8 = QuantizeLinear({name}, s, z)"), node(f"{name}f = DequantizeLinear({name}8, s, z)")]
+    return nodes, [numbers("s", 0.1, shape=[], dtype=FLOAT), numbers("z", 0, shape=[], dtype=dtype)]
+
+
+def test_a_product_of_what_was_stored_in_eight_bits_is_in_eight_bits(tmp_path):
+    """x [8, 64] is quantised and multiplied by an int8 matrix [64, 32], each a byte."""
+    nodes, constants = quantised("x", 3)
+    nodes += [node("wf = DequantizeLinear(w, s, z)"), node("y = MatMul(xf, wf)")]
+    found = made(tmp_path, nodes, [given("x", 8, 64, dtype=FLOAT)], [*constants, weight("w", [64, 32], dtype=3)])
+    assert names(found) == ["aten.quantize_per_tensor", "aten._int_mm"]
+    cost = found.costs[0][1]
+    assert {str(pipe): n for pipe, n in cost.flops.items()} == {"tensor.int8": 2 * 8 * 64 * 32}
+    assert cost.bytes == 8 * 64 + 64 * 32 + 4 * 8 * 32
+
+
+def test_a_convolution_of_what_was_stored_in_eight_bits_is_in_eight_bits(tmp_path):
+    nodes, constants = quantised("x", 3)
+    nodes += [node("wf = DequantizeLinear(w, s, z)"), node("y = Conv(xf, wf)", pads=[1, 1, 1, 1])]
+    weights = [*constants, weight("w", [16, 3, 3, 3], dtype=3)]
+    found = made(tmp_path, nodes, [given("x", 1, 3, 8, 8, dtype=FLOAT)], weights)
+    assert names(found) == ["aten.quantize_per_tensor", "aten.convolution"]
+    assert [str(pipe) for pipe in found.costs[0][1].flops] == ["tensor.int8"]
+
+
+def test_a_matrix_of_four_bits_is_read_as_it_is_stored(tmp_path):
+    """[64, 32] in blocks of 32 rows: two scales for each column."""
+    nodes = [node("wf = DequantizeLinear(w, s)", axis=0, block_size=32), node("y = MatMul(x, wf)")]
+    found = made(
+        tmp_path, nodes, [given("x", 8, 64)], [weight("w", [64, 32], dtype=22), weight("s", [2, 32])], opset=21
+    )
+    assert names(found) == ["microsoft.MatMulNBits"]
+    assert found.costs[0][0].read_bytes == 2 * 8 * 64 + 64 * 32 // 2 + 2 * 2 * 32
+
+
+def test_what_else_takes_a_dequantized_tensor_reads_it_dequantized(tmp_path):
+    nodes, constants = quantised("x", 3)
+    found = made(tmp_path, [*nodes, node("y = Relu(xf)")], [given("x", 8, 64, dtype=FLOAT)], constants)
+    assert names(found) == ["aten.quantize_per_tensor", "aten.dequantize", "aten.relu"]
+
+
 # -- control -----------------------------------------------------------------------------------------------------------
 
 
