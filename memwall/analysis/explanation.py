@@ -30,7 +30,7 @@ from memwall.record.kernels import kernel_module, short_name
 from memwall.record.profile import Profile
 from memwall.simulate.memory import reuse_distances
 from memwall.simulate.plan_context import PlanContext
-from memwall.simulate.schedule import Schedule, as_run_again
+from memwall.simulate.schedule import Schedule, as_run_again, in_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ def _explanation(
     if gpu.cpu is not None:
         return Explanation(kernel, module, count, (), f"{_around(kernel, gpu, cost.latencies)}.", "")
     resident = sum(nbytes for nbytes, distance in reuse if distance <= gpu.l2_bytes)
-    launches = launches_of(cost, gpu, resident)
+    launches = launches_of(in_memory(profile.graphs[schedule.graph], plan.groups[kernel.id], gpu), gpu, resident)
     sentences = [*dict.fromkeys(explain(work, gpu.running(), terms) for work, terms in launches)]
     sentences += [*_padded(kernel, cost, gpu), *_choice(kernel, cost, gpu)]
     around = f"{_around(kernel, gpu, cost.latencies)}{_not_overlapped(kernel, [terms for _, terms in launches])}."

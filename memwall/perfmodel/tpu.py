@@ -12,7 +12,9 @@ back, while others are computed: a kernel takes the longer of both, and the firs
 
 Arrays are padded in HBM (:func:`padding`): the last two axes to tiles of 8 x 128 numbers of 32 bits, or more rows of
 narrower ones. XLA chooses which axes these are; the pair with the least padding is taken. A transposition, which the
-cross-lane unit does on the way, costs its traffic. Scaled dot-product attention is the kernel of Pallas, in blocks.
+cross-lane unit does on the way, costs its traffic. What is looked up by its index is a request of its own, of which a
+core makes one in a clock (appendix C there): rows hide it, single numbers do not (:func:`requests`). Scaled
+dot-product attention is the kernel of Pallas, in blocks.
 
 Ops that PyTorch would launch one by one are priced as XLA would compile each; none waits for a host.
 """
@@ -20,13 +22,13 @@ Ops that PyTorch would launch one by one are priced as XLA would compile each; n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from memwall.core.graph import Pipe, TensorSpec
-from memwall.core.units import bandwidth, duration, flop_rate, percent, size
+from memwall.core.graph import Graph, Pipe, TensorSpec
+from memwall.core.units import bandwidth, counted, duration, flop_rate, percent, size
 from memwall.hardware.constants import TpuConstants
 from memwall.hardware.gpu import Gpu, Tpu
 from memwall.ops import Cost
@@ -64,6 +66,8 @@ class TensorCoreWork(Launch):
     parts: int = 0
     ops: int = 0
     steps: int = 0
+    #: rows or numbers that are looked up by their index
+    requests: int = 0
     #: bytes that it reads again, which VMEM holds where they fit
     second_pass_bytes: int = 0
     flops: Mapping[Pipe, int] = field(default_factory=dict, hash=False)
@@ -208,7 +212,8 @@ def predict(launch: TensorCoreWork, gpu: Gpu, known: TpuConstants, resident_byte
     compute_s = max(matrix_s, vector_s)
     fill_s = min(WINDOW_BYTES / dram_bytes_per_s, compute_s, memory_s)
     facts = {"matrix_s": matrix_s, "vector_s": vector_s, "memory_s": memory_s, "resident": resident, "fill_s": fill_s}
-    return Terms.of(compute_s, memory_s, launch.steps * gpu.launch_overhead_s, fill_s, facts)
+    asked_s = launch.requests / (gpu.sm_count * gpu.boost_clock_hz)
+    return Terms.of(compute_s, memory_s, max(launch.steps * gpu.launch_overhead_s, asked_s), fill_s, facts)
 
 
 def explain(launch: TensorCoreWork, gpu: Gpu, known: TpuConstants, terms: Terms) -> str:
@@ -224,6 +229,8 @@ def explain(launch: TensorCoreWork, gpu: Gpu, known: TpuConstants, terms: Terms)
     if launch.ops:
         said.append(f"the vector unit {duration(facts['vector_s'])} for {launch.ops:.3g} ops")
     cached = f", {size(facts['resident'])} of them in VMEM," if facts["resident"] else ""
+    if launch.requests:
+        said.append(f"{counted(launch.requests, 'look-up')}, one in a clock of a core")
     said.append(
         f"{size(launch.bytes)}{cached} {duration(facts['memory_s'])} at {percent(known.dram, 0)} of"
         f" {bandwidth(gpu.dram_bytes_per_s)}"
@@ -234,15 +241,35 @@ def explain(launch: TensorCoreWork, gpu: Gpu, known: TpuConstants, terms: Terms)
 # -- layouts -----------------------------------------------------------------------------------------------------------
 
 
-def laid_out(cost: Cost, more: float) -> Cost:
-    """The cost of a kernel whose arrays take ``more`` times their bytes in memory: its launches move these."""
-    if more == 1.0:
-        return cost
-    launches = tuple(
-        replace(launch, read_bytes=round(launch.read_bytes * more), write_bytes=round(launch.write_bytes * more))
-        for launch in cost.launches
-    )
-    return replace(cost, launches=launches)
+def laid_out(cost: Cost, gpu: Gpu, more: float, asked: int = 0) -> Cost:
+    """The cost of a kernel whose arrays take ``more`` times their bytes in memory, which its launches move, and that
+    looks up so many rows or numbers, by its first launch."""
+    launches = list(cost.launches)
+    if more != 1.0:
+        launches = [
+            replace(each, read_bytes=round(each.read_bytes * more), write_bytes=round(each.write_bytes * more))
+            for each in launches
+        ]
+    if asked and launches:
+        launches[0] = replace(on_tensor_core(launches[0], gpu), requests=asked)
+    return replace(cost, launches=tuple(launches))
+
+
+#: how the names of ops begin that look up rows or numbers by an argument of integers, and how that is named
+_INDEXED, _INDICES = ("index", "gather", "scatter", "embedding", "_embedding_bag", "take", "put"), ("index", "indices")
+
+
+def requests(graph: Graph, op_ids: Sequence[int]) -> int:
+    """Rows or numbers that ops look up; those of JAX have vectors of indices in their last axis."""
+    found = 0
+    for op in (graph.ops[i] for i in op_ids):
+        library, _, name = op.name.partition(".")
+        if name.startswith(_INDEXED):
+            axes = -1 if library == "lax" else None
+            named = zip(op.arguments, op.inputs, strict=False)
+            specs = [graph.values[i].spec for argument, i in named if argument in _INDICES]
+            found += max((math.prod(spec.shape[:axes]) for spec in specs if "int" in spec.dtype), default=0)
+    return found
 
 
 def padding(arrays: Iterable[TensorSpec], gpu: Gpu) -> float:

@@ -20,13 +20,13 @@ from operator import add
 from typing import Any, NamedTuple
 
 from memwall.core.graph import Graph
-from memwall.fusion import Plan
+from memwall.fusion import Group, Plan
 from memwall.hardware.host import Host
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.perfmodel.cpu import predict_on_cpu
 from memwall.perfmodel.roofline import WALLS, Estimate, Prediction, peak_compute_s, predict_cost
-from memwall.perfmodel.tpu import laid_out, padding
+from memwall.perfmodel.tpu import laid_out, padding, requests
 from memwall.simulate.launch_queue import QueuedKernel
 from memwall.simulate.memory import MemoryPeak, reserved_bytes
 from memwall.simulate.plan_context import AlikeKernels, Issued, PlanContext
@@ -289,12 +289,24 @@ def _predictions(graph: Graph, gpu: Gpu, context: PlanContext) -> list[Predictio
     found = []
     for kind in context.kinds:
         resident, group = kind.resident_bytes(gpu), kind.group
-        arrays = [graph.values[i].spec for i in (*group.reads, *group.writes)] if gpu.tpu else []
-        key = kind.cost, resident, padding(arrays, gpu) if gpu.tpu else 1.0
+        layout = _layout(graph, group, gpu) if gpu.tpu else ()
+        key = kind.cost, resident, *layout
         if key not in memo:
-            memo[key] = predict_cost(laid_out(group.cost, key[2]), gpu, resident)
+            cost = laid_out(group.cost, gpu, *layout) if layout else group.cost
+            memo[key] = predict_cost(cost, gpu, resident)
         found.append(memo[key])
     return found
+
+
+def in_memory(graph: Graph, group: Group, gpu: Gpu) -> Cost:
+    """The cost of a kernel as its arrays lie in the memory of a GPU."""
+    return laid_out(group.cost, gpu, *_layout(graph, group, gpu)) if gpu.tpu else group.cost
+
+
+def _layout(graph: Graph, group: Group, gpu: Gpu) -> tuple[float, int]:
+    """Bytes of a kernel's arrays on a TPU over those of their elements, and what it looks up."""
+    arrays = (graph.values[i].spec for i in (*group.reads, *group.writes))
+    return padding(arrays, gpu), requests(graph, group.op_ids)
 
 
 def _totals(

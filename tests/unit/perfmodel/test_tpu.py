@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.core.graph import Pipe, TensorSpec
+from memwall.core.graph import Graph, Op, Pipe, Storage, TensorSpec, Value
 from memwall.hardware.lookup import load_gpu
 from memwall.ops import Cost
 from memwall.ops.launches import Rows, Stream
 from memwall.ops.product_launches import Convolution, FusedAttention, Gemm, Recurrent
 from memwall.perfmodel.families import as_run, explain, predict
 from memwall.perfmodel.roofline import predict_cost
-from memwall.perfmodel.tpu import laid_out, padded_elements, padding
+from memwall.perfmodel.tpu import laid_out, padded_elements, padding, requests
 
 BF16, FP32 = Pipe("tensor", "bfloat16"), Pipe("vector", "float32")
 V5E = load_gpu("tpu-v5e")
@@ -168,9 +168,30 @@ def test_padded_arrays_move_more_bytes_and_leave_the_bound() -> None:
     cost = Cost(read_bytes=10**9, write_bytes=10**9)
     more = padding([array(100, 100), array(100, 100)], V5E)
     assert more == pytest.approx(1.04 * 1.28)  # 104 rows of 128
-    padded = predict_cost(laid_out(cost, more), V5E)
+    padded = predict_cost(laid_out(cost, V5E, more), V5E)
     assert padded.memory_s == pytest.approx(more * predict_cost(cost, V5E).memory_s)
     assert padded.bound_s == predict_cost(cost, V5E).bound_s
+
+
+def test_single_numbers_are_looked_up_one_in_a_clock() -> None:
+    # 1.5e6 numbers of 4 bytes and as many indices of 8: 22 us of traffic, and 1 ms at 1.5 GHz
+    cost = Cost(read_bytes=12_000_000, write_bytes=6_000_000)
+    assert predict_cost(laid_out(cost, V5E, 1.0, 1_500_000), V5E).latency_s == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize(("name", "argument", "shape", "count"), [
+    ("aten.gather.default", "index", (100, 50), 5000),
+    ("aten.embedding.default", "indices", (4, 2048), 8192),
+    ("lax.gather", "indices", (4096, 1), 4096),
+    ("lax.scatter_add", "indices", (10, 20, 2), 200),
+    ("aten.max_pool2d_with_indices_backward.default", "indices", (100,), 0),
+    ("aten.add.Tensor", "other", (100,), 0),
+])  # fmt: skip
+def test_what_an_op_looks_up(name: str, argument: str, shape: tuple[int, ...], count: int) -> None:
+    values = (Value(0, array(*shape, dtype="int64"), 0, 0),)
+    ops = (Op(0, name, "movement", "forward", "", (0,), (), (argument,)),)
+    storages = (Storage(0, values[0].spec.nbytes, "input"),)
+    assert requests(Graph(values, storages, ops), [0]) == count
 
 
 @pytest.mark.parametrize("name", ["tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-7x"])
