@@ -195,7 +195,7 @@ class Importer:
         imports = [helper.make_opsetid(name, version) for name, version in self._imports.items()]
         try:
             return onnx.shape_inference.infer_node_outputs(schema, proto, types, numbers, opset_imports=imports)
-        except onnx.shape_inference.InferenceError as error:
+        except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, UnicodeDecodeError) as error:
             why = str(error).strip().splitlines()[-1]
             raise UsageError(f"{self.source}: shapes do not fit at {proto.op_type} {proto.name}: {why}") from error
 
@@ -252,9 +252,10 @@ def _known(numbers: Any) -> OnnxTensor:
     import numpy as np
 
     numbers = np.asarray(numbers)
-    return OnnxTensor(
-        tuple(numbers.shape), DTYPES[helper.np_dtype_to_tensor_dtype(numbers.dtype)], numbers=numbers, fixed=True
-    )
+    dtype = DTYPES.get(helper.np_dtype_to_tensor_dtype(numbers.dtype))
+    if dtype is None:
+        raise UsageError("a constant of the file is text, which is not modeled")
+    return OnnxTensor(tuple(numbers.shape), dtype, numbers=numbers, fixed=True)
 
 
 def _initializer(item: Any) -> OnnxTensor:

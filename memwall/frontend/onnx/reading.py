@@ -86,6 +86,10 @@ def _loaded(onnx: Any, path: Path) -> Any:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
     if not proto.graph.node or not proto.opset_import:
         raise UsageError(f"{path} is no ONNX file, or is cut short: it has no graph of nodes")
+    for node in proto.graph.node:
+        words = (node.op_type, node.name, node.domain, *node.input, *node.output, *(a.name for a in node.attribute))
+        if not all(isinstance(word, str) for word in words):
+            raise UsageError(f"{path} is damaged: names in it are no text")
     return proto
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,33 +76,34 @@ def _text(data: bytes) -> str | None:
 
 
 def _parsed(path: Path, text: str) -> Any:
-    from jax.interpreters import mlir
     from jaxlib.mlir import ir
 
     if text.startswith("HloModule"):
         raise UsageError(f"{path} is text of HLO, not of StableHLO: write lowered.as_text(), as_text('stablehlo')")
-    try:
-        return ir.Module.parse(text, mlir.make_ir_context())
-    except Exception as error:  # jaxlib's own kinds of errors
-        raise _wrong(path, error) from error
+    return _module(path, lambda context: ir.Module.parse(text, context))
 
 
 def _deserialized(path: Path, data: bytes) -> Any:
-    from jax.interpreters import mlir
     from jaxlib.mlir.dialects import stablehlo
 
-    context = mlir.make_ir_context()
-    try:
-        with context:
-            return stablehlo.deserialize_portable_artifact(context, data)
-    except Exception as error:
-        raise _wrong(path, error) from error
+    return _module(path, lambda context: stablehlo.deserialize_portable_artifact(context, data))
 
 
-def _wrong(path: Path, error: Exception) -> UsageError:
-    text = message_of(error)
-    where = next((line for line in text.splitlines() if "error" in line), text[:200])
-    return UsageError(f"{path} is no module of StableHLO, or is cut short: {where.strip()}")
+def _module(path: Path, read: Callable[[Any], Any]) -> Any:
+    """What is read in a context of MLIR; a UsageError with the first of its complaints, which it would print."""
+    from jax.interpreters import mlir
+
+    context, said = mlir.make_ir_context(), list[str]()
+    with context:
+        handler = context.attach_diagnostic_handler(lambda each: said.append(each.message) or True)  # type: ignore
+        try:
+            return read(context)
+        except Exception as error:  # jaxlib's own kinds of errors
+            lines = [*said, *(line for line in message_of(error).splitlines() if "error" in line), message_of(error)]
+            why = lines[0].strip().splitlines()[0]
+            raise UsageError(f"{path} is no module of StableHLO, or is cut short: {why}") from error
+        finally:
+            handler.detach()
 
 
 def _artifact(path: Path, data: bytes) -> Any:
