@@ -1,9 +1,9 @@
 """Attention of ai.onnx and of com.microsoft: one fused kernel, and what keeps keys and values for later steps.
 
-Half precision without an added mask runs in flash attention, the rest in the memory-efficient kernel, as ONNX Runtime's
-CUDA kernels choose (group_query_attention.cc, multihead_attention.cc). The last query attends to the last key: the
-diagonal of a causal call is aligned at the bottom right. Keys and values of earlier steps are copied in front of the
-new ones, as runtimes do that share no buffer between past and present.
+Half precision without an added mask runs in flash attention where the GPU has it, the rest in the memory-efficient
+kernel, as ONNX Runtime's CUDA kernels choose (group_query_attention.cc, multihead_attention.cc). The last query attends
+to the last key: the diagonal of a causal call is aligned at the bottom right. Keys and values of earlier steps are
+copied in front of the new ones, as runtimes do that share no buffer between past and present.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def attend(
     spec = node.spec(query)
     made = node.new((*spec.shape[:3], node.spec(values).shape[3]), spec.dtype)
     operands, names = [query, keys, values], ["query", "key", "value"]
-    if spec.dtype in ("float16", "bfloat16") and mask is None:
+    if spec.dtype in ("float16", "bfloat16") and mask is None and node.chip.attention == "flash":
         said: dict[str, Any] = {"is_causal": causal, "dropout_p": 0.0}
         if window > 0:
             said |= {"window_size_left": window, "window_size_right": 0}

@@ -12,12 +12,14 @@ from typing import Any, Protocol
 
 from memwall.frontend.onnx.node import Node, OnnxTensor, Scope
 from memwall.frontend.writing import GraphWriter
+from memwall.hardware.chips import Chip
 
 
 class BodyWriter(Protocol):
     """What writes the nodes of a body (:class:`memwall.frontend.onnx.importer.Importer`)."""
 
     writer: GraphWriter
+    chip: Chip
     notes: dict[str, None]
 
     def graph(self, graph: Any, scope: Scope) -> list[OnnxTensor]:
@@ -34,7 +36,7 @@ def _attributes(proto: Any) -> dict[str, Any]:
 
 
 def _node(to: BodyWriter, proto: Any, operands: Sequence[OnnxTensor | None]) -> Node:
-    return Node(f"onnx.{proto.op_type}", proto.name, operands, (), {}, to.writer, to.notes)
+    return Node(f"onnx.{proto.op_type}", proto.name, operands, (), {}, to.writer, to.chip, to.notes)
 
 
 def nodes_in(graph: Any) -> int:

@@ -27,6 +27,7 @@ from memwall.frontend.onnx.node import Node, OnnxTensor, Scope, placed
 from memwall.frontend.onnx.reading import DTYPES, ELEMENT_TYPES, OnnxModel, domain_of
 from memwall.frontend.onnx.table import ROWS, SHAPES, VIEWS
 from memwall.frontend.writing import GraphWriter
+from memwall.hardware.chips import Chip
 
 #: most elements of a constant that is computed here, and of an initializer whose numbers are read
 FOLDED = 8192
@@ -41,8 +42,8 @@ _CACHES = ("past_key_values", "past_", "past.", "cache_", "key_cache", "value_ca
 class Importer:
     """Writes a graph's nodes; ``notes`` are lines for every page of the profile."""
 
-    def __init__(self, model: OnnxModel, source: str, max_ops: int) -> None:
-        self.model, self.source = model, source
+    def __init__(self, model: OnnxModel, source: str, max_ops: int, chip: Chip) -> None:
+        self.model, self.source, self.chip = model, source, chip
         self.writer = GraphWriter(max_ops)
         self.notes: dict[str, None] = {}
         self._imports = {item.domain: item.version for item in model.proto.opset_import}
@@ -96,7 +97,7 @@ class Importer:
         if op not in ROWS and (body := self._body(proto, operands)) is not None:
             return self._expanded(body, proto, operands)
         attributes = {item.name: helper.get_attribute_value(item) for item in proto.attribute}
-        node = Node(op, proto.name, operands, (), attributes, self.writer, self.notes)
+        node = Node(op, proto.name, operands, (), attributes, self.writer, self.chip, self.notes)
         node.made = self._shapes(proto, node, hints)
         if (folded := self._folded(proto, node)) is not None:
             return folded

@@ -10,6 +10,7 @@ from typing import Any
 from memwall.core.errors import UsageError
 from memwall.core.graph import TensorSpec
 from memwall.frontend.writing import GraphWriter, reshape_strides
+from memwall.hardware.chips import Chip
 
 #: dtypes of less than a byte: elements of one
 PACKED = {"int4": 2, "uint4": 2, "int2": 4, "uint2": 4, "float4_e2m1fn_x2": 2}
@@ -47,7 +48,7 @@ Scope = dict[str, OnnxTensor]
 @dataclass
 class Node:
     """A node: ``inputs`` in order, None where one is left out; ``made`` are shape and dtype of its outputs, None where
-    the file does not use one. What it writes goes to ``writer``."""
+    the file does not use one. What it writes goes to ``writer``; ``chip`` is that of the GPU which decides kernels."""
 
     op: str
     name: str
@@ -55,6 +56,7 @@ class Node:
     made: Sequence[tuple[tuple[int, ...], str] | None]
     attributes: Mapping[str, Any]
     writer: GraphWriter
+    chip: Chip
     notes: dict[str, None] = field(default_factory=dict)
 
     @property

@@ -30,7 +30,7 @@ class OnnxProgram(Program):
 
         from memwall.frontend.onnx.importer import Importer
 
-        to = Importer(model, str(self.path), options.max_ops)
+        to = Importer(model, str(self.path), options.max_ops, options.attention.chip)
         scope = to.inputs()
         given = [to.placed(tensor) for tensor in scope.values()]
         made = [to.placed(tensor) for tensor in to.graph(model.proto.graph, scope)]
@@ -40,5 +40,8 @@ class OnnxProgram(Program):
         info = described(
             graph, sizes, name=self.name, target=self.target, mode="inference", samples=batch, samples_assumed=True
         )
-        notes = (f"ONNX opset {model.opset}; views cost nothing, as in torch", *to.notes)
+        notes = (
+            f"ONNX opset {model.opset}; views cost nothing, and an op takes the host as long as in PyTorch's eager mode",
+            *to.notes,
+        )
         return TraceResult(graph, info, TraceFacts(notes=notes), versions={"onnx": onnx.__version__})

@@ -194,6 +194,13 @@ def test_attention_by_heads_that_lie_in_the_width(tmp_path):
     assert names(found) == ["aten._flash_attention_forward"] and flops(found) == 2 * 2 * 2 * 8 * 32 * 32 * 16
 
 
+def test_a_gpu_without_flash_attention_runs_the_memory_efficient_kernel(tmp_path):
+    nodes = [node("y = MultiHeadAttention(q, k, v)", domain="com.microsoft", num_heads=8)]
+    path = save(tmp_path / "m.onnx", nodes, [given(name, 2, 32, 128) for name in "qkv"], [result("y")])
+    (op,) = memwall.profile(path, gpu="v100-sxm2-16gb").graph.ops
+    assert op.name == "aten._efficient_attention_forward"
+
+
 def test_causal_attention_of_onnx_skips_what_is_masked(tmp_path):
     """Of 32 x 32 pairs 32 x 33 / 2 are on and under the diagonal."""
     shapes = [given(name, 2, 8, 32, 16) for name in "qkv"]
