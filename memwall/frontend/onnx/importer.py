@@ -91,8 +91,8 @@ class Importer:
         """The outputs of a node, known or written."""
         if proto.op_type in ("Constant", "Shape", "Size"):
             numbers = _constant(proto, operands)
-            if numbers is not None:
-                return [replace(_known(numbers), role="parameter")]
+            if numbers is not None:  # the sizes of symbols are those of a run
+                return [replace(_known(numbers, proto.op_type == "Constant" or self.model.is_static), role="parameter")]
         op = f"{domain_of(proto)}.{proto.op_type}"
         if op not in ROWS and (body := self._body(proto, operands)) is not None:
             return self._expanded(body, proto, operands)
@@ -216,7 +216,8 @@ class Importer:
             made = ReferenceEvaluator(alone).run(None, given, attributes={})
         except Exception:  # the evaluator lacks ops and forms of them; the node then runs as others do
             return None
-        return _in_places(node.made, [_known(numbers) for numbers in made])
+        fixed = all(t is None or t.fixed for t in node.inputs)
+        return _in_places(node.made, [_known(numbers, fixed) for numbers in made])
 
 
 def _proto_type(tensor: OnnxTensor) -> Any:
@@ -249,14 +250,14 @@ def _constant(proto: Any, operands: Sequence[OnnxTensor | None]) -> Any:
     return np.array(data.shape[slice(bounds.get("start", 0), bounds.get("end"))], dtype=np.int64)
 
 
-def _known(numbers: Any) -> OnnxTensor:
+def _known(numbers: Any, fixed: bool) -> OnnxTensor:
     import numpy as np
 
     numbers = np.asarray(numbers)
     dtype = DTYPES.get(helper.np_dtype_to_tensor_dtype(numbers.dtype))
     if dtype is None:
         raise UsageError("a constant of the file is text, which is not modeled")
-    return OnnxTensor(tuple(numbers.shape), dtype, numbers=numbers, fixed=True)
+    return OnnxTensor(tuple(numbers.shape), dtype, numbers=numbers, fixed=fixed)
 
 
 def _initializer(item: Any) -> OnnxTensor:

@@ -41,7 +41,7 @@ class OnnxProgram(Program):
             graph, sizes, name=self.name, target=self.target, mode="inference", samples=batch, samples_assumed=True
         )
         notes = (
-            f"ONNX opset {model.opset}; views cost nothing, and an op takes the host as long as in PyTorch's eager mode",
+            f"ONNX opset {model.opset}; views cost nothing, and the host's time is that of PyTorch's eager mode",
             *to.notes,
         )
         return TraceResult(graph, info, TraceFacts(notes=notes), versions={"onnx": onnx.__version__})

@@ -33,11 +33,12 @@ def domain_of(node: Any) -> str:
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """A model whose inputs have sizes. ``inputs``: name → shape and dtype, in order; ``symbols``: the sizes given."""
+    """A model whose inputs have sizes. ``inputs``: name → shape and dtype; ``is_static``: no size was given."""
 
     proto: Any
     inputs: Mapping[str, tuple[tuple[int, ...], str]]
     opset: int
+    is_static: bool
 
 
 def read_model(path: Path, dims: Mapping[str, int]) -> OnnxModel:
@@ -61,7 +62,7 @@ def read_model(path: Path, dims: Mapping[str, int]) -> OnnxModel:
         raise UsageError(f"{path} has opset {opset}; {way}")
     if proto.functions:
         proto = onnx.inliner.inline_local_functions(proto)
-    return OnnxModel(proto, _sized(proto.graph, path, dims), opset)
+    return OnnxModel(proto, _sized(proto.graph, path, dims), opset, not dims)
 
 
 def _package() -> Any:

@@ -99,6 +99,16 @@ def test_what_weights_alone_make_is_made_before_the_step(tmp_path):
     assert names(found) == ["aten.mm"] and found.graph.role_bytes["parameter"] == 2 * 64 * 64
 
 
+def test_a_mask_of_sizes_that_a_run_decides_is_made_in_every_run(tmp_path):
+    """[256, 256] of a symbol is more than a host computes; of fixed sizes it is made before the step."""
+    nodes = [node("s = Shape(x)"), node("n = Concat(s, s)", axis=0), node("m = ConstantOfShape(n)")]
+    nodes += [node("u = Trilu(m)"), node("y = Add(u, x)")]
+    of_symbol = made(tmp_path, nodes, [given("x", "seq", dtype=FLOAT)], seq=256)
+    assert names(of_symbol) == ["aten.full", "aten.triu", "aten.add.Tensor"]
+    fixed = made(tmp_path, nodes, [given("x", 256, dtype=FLOAT)])
+    assert names(fixed) == ["aten.add.Tensor"] and fixed.workload.parameters == 256 * 256
+
+
 def test_batches_of_heads_are_one_batched_product(tmp_path):
     """q [2, 4, 8, 16] by the transposed k: 8 products of [8, 16] x [16, 8]."""
     nodes = [node("t = Transpose(k)", perm=[0, 1, 3, 2]), node("y = MatMul(q, t)")]
