@@ -2,6 +2,8 @@
 
 - A norm of a sum is the norm and an add per element, in one kernel.
 - A rotary embedding is 3 FLOP per element: two products and a sum; of its tables the rows of the positions are read.
+- Experts run in TensorRT-LLM's kernels, from which ONNX Runtime has its own (contrib_ops/cuda/moe); tokens choose by
+  chance.
 - MatMulNBits dequantises its weights inside the kernel and multiplies in the dtype of its activations.
 """
 
@@ -12,11 +14,13 @@ from dataclasses import replace
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost, fetched_bytes
 from memwall.ops.contraction import product_pipe
+from memwall.ops.experts import SCHEMES, cost_of_experts, loads_of
 from memwall.ops.normalization import layer_norm, rms_norm
 from memwall.ops.passes import streamed, vector_flops
 from memwall.ops.product_launches import QuantisedGemm
 from memwall.ops.quantised import kernels_of
 from memwall.ops.registry import formula
+from memwall.ops.serving import ExpertsLaunch
 
 #: bits of a weight → the scheme whose kernels multiply by it
 _SCHEMES = {2: "int4_wo", 4: "int4_wo", 8: "int8_wo"}
@@ -68,3 +72,26 @@ def few_bits(call: Call) -> Cost:
         write_bytes=call.write_bytes,
     )
     return call.cost({pipe: 2 * data.numel * n}, launches=(gemm,))
+
+
+@formula("contraction", "microsoft::MoE microsoft::QMoE")
+def experts(call: Call) -> Cost:
+    """``input`` [..., hidden] by ``k`` of experts ``fc1`` [E, gates * inter, hidden], ``fc2`` [E, hidden, inter] and
+    ``fc3`` as fc1 where the gate is apart; of ``bits`` 4 two numbers are a byte."""
+    data, first, second = (call.need(name) for name in ("input", "fc1", "fc2"))
+    bits, (count, hidden) = call.attributes.get("bits", 16), (first.shape[0], data.shape[-1])
+    scheme = {16: data.dtype, 8: "int8_wo", 4: "int4_wo"}[bits]
+    if scheme not in SCHEMES:
+        raise LookupError(f"experts of {scheme} have no kernels here")
+    packed = 2 if bits == 4 else 1
+    inter = second.numel * packed // (count * hidden)
+    gates = first.numel * packed // (count * hidden * inter) + (call.arg("fc3") is not None)
+    tokens = data.numel // hidden
+    loads = loads_of(tokens, count, call.attributes["k"])
+    found = cost_of_experts(tokens, hidden, inter, loads, scheme, "trtllm", gates=gates)
+    (work,) = found.launches
+    assert isinstance(work, ExpertsLaunch)
+    each = call.bytes_except("input", "router") // count
+    more = work.active * (each - work.expert_bytes)  # scales and biases as they are
+    work = replace(work, expert_bytes=each, read_bytes=work.read_bytes + more)
+    return replace(found, read_bytes=work.read_bytes, launches=(work,))

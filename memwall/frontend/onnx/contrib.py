@@ -47,7 +47,19 @@ def scaled_integer_product(node: Node) -> list[OnnxTensor]:
     return integer_product(node)
 
 
+def experts(node: Node) -> list[OnnxTensor]:
+    """MoE, and QMoE with scales behind each weight: two products, or three where the gate is apart."""
+    parts = ("fc1", "scales1", "bias1", "fc2", "scales2", "bias2", "fc3", "scales3", "bias3")
+    names = ["input", "router", *(name for name in parts if node.op.endswith("QMoE") or "scales" not in name)]
+    given = [i for i in range(min(len(node.inputs), len(names))) if node.has(i)]
+    said = {"k": node.attributes.get("k", 1)}
+    if node.op.endswith("QMoE"):
+        said["bits"] = node.attributes.get("expert_weight_bits", 4)
+    return call_of(node, node.op, [node.id(i) for i in given], [names[i] for i in given], said)
+
+
 ROWS: Mapping[str, Row] = {
+    "MoE": experts, "QMoE": experts,
     "FusedMatMul": matmul,
     "FusedConv": convolution,
     "MatMulNBits": few_bits,
@@ -118,7 +130,8 @@ SHAPES: Mapping[str, Shapes] = {
     "SkipLayerNormalization": _skip_norm,
     "SkipSimplifiedLayerNormalization": _skip_norm,
     **dict.fromkeys(
-        ("SimplifiedLayerNormalization", "Gelu", "BiasGelu", "FastGelu", "QuickGelu", "RotaryEmbedding"), like_first
+        ("MoE", "QMoE", "SimplifiedLayerNormalization", "Gelu", "BiasGelu", "FastGelu", "QuickGelu", "RotaryEmbedding"),
+        like_first,
     ),
     "MatMulNBits": _few_bits,
     **dict.fromkeys(("FusedMatMul", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"), _product),

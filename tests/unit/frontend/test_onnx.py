@@ -232,6 +232,18 @@ def test_a_fused_product_is_of_transposed_operands(tmp_path):
     assert found.graph.values[found.graph.outputs[0]].spec.shape == (2, 8, 4) and flops(found) == 2 * 2 * 8 * 4 * 16
 
 
+def test_tokens_choose_experts_of_four_bits(tmp_path):
+    """One token by 2 of 8 experts: gate and up [2 x 128, 64] and down [64, 128] of half bytes, a scale for each row."""
+    node_of = node("y = QMoE(x, r, a, sa, _, b, sb)", domain="com.microsoft", k=2, expert_weight_bits=4)
+    weights = [weight("a", [8, 256, 32], dtype=2), weight("sa", [8, 256]), weight("b", [8, 64, 64], dtype=2),
+               weight("sb", [8, 64])]  # fmt: skip
+    node_of.input[:] = ["x", "r", "a", "sa", "", "b", "sb"]
+    found = made(tmp_path, [node_of], [given("x", 1, 64), given("r", 1, 8)], weights)
+    cost = found.costs[0][0]
+    assert cost.total_flops == 2 * 2 * 3 * 64 * 128
+    assert cost.read_bytes == 2 * (3 * 64 * 128 // 2 + 2 * (256 + 64)) + 2 * 64
+
+
 def quantised(name, dtype):
     """Nodes and weights of a tensor in eight bits and back, with one scale."""
     nodes = [node(f"{name}8 = QuantizeLinear({name}, s, z)"), node(f"{name}f = DequantizeLinear({name}8, s, z)")]
