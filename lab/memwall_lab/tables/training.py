@@ -14,7 +14,7 @@
   themselves, and GPT-OSS's experts clamp and add biases by PyTorch's own ops, but for MXFP8 since 26.06, where one
   kernel has all of it (``cutedsl_fused_grouped_mlp``) and a CUDA graph the whole step. Elsewhere Megatron's Python
   takes as long between kernels of a mixture as in vTrain's runs.
-- MaxText on TPUs (Google): decoders of its scripts (src/maxtext/configs/tpu/v4, v5e), computed again in full, weights
+- MaxText on TPUs (Google): decoders of its scripts (src/maxtext/configs/tpu), layers computed again, weights
   and gradients of 16 bits sharded over a slice (FSDP), gradients summed over slices. Its FLOP/s count attention without
   the causal mask, as it did until 2025 (docs/reference/performance_metrics.md). The queries, keys and values of 128B,
   which its script moves to the host, are computed again here; embeddings by products with one-hot rows are lookups.
@@ -260,38 +260,57 @@ def _bridge(record: Record) -> TrainingSample:
 
 
 class Script(NamedTuple):
-    """What a script of MaxText states: sizes, sequences of a chip, chips that share matmuls, and the slice."""
+    """What a script of MaxText states: sizes, sequences of a chip, chips that share matmuls, and what is computed again
+    (``remat_policy``: ``full``, or ``minimal``, which keeps the results of products)."""
 
     sizes: Sizes
     batch: int
-    tensor: int
-    slice_name: str
+    tensor: int = 1
+    recompute: str = "full"
 
 
-_MAXTEXT = Sizes(4096, 32, 64, 32000, 2048, ffn=28672, head_dim=128, gated=True, rotary=True, fused=True, dropout=0.0,
-                 bias=False, tied=False)  # fmt: skip
-#: TPU, parameters → the script; sizes of the ``global_parameter_scale`` by ``get_individual_scales`` of MaxText
+def _scaled(scale: int) -> Sizes:
+    """Sizes of a ``global_parameter_scale``: what doubles by MaxText's ``get_individual_scales`` (its types.py)."""
+    layers, rest = divmod(scale.bit_length() - 1, 3)
+    heads, width = 1 << layers + (rest > 0), 1 << layers + (rest > 1)
+    return Sizes(2048 * width, 16 << layers, 16 * heads, 32000, 2048, ffn=7168 * heads, head_dim=128, gated=True,
+                 rotary=True, fused=True, dropout=0.0, bias=False, tied=False)  # fmt: skip
+
+
+#: TPU, parameters → the script
 _SCRIPTS: Mapping[tuple[str, str], Script] = {
-    ("tpu-v5e", "16B"): Script(_MAXTEXT, 6, 1, "tpu-v5e-16x16"),
-    ("tpu-v5e", "64B"): Script(replace(_MAXTEXT, width=8192, layers=64), 2, 1, "tpu-v5e-16x16"),
-    ("tpu-v5e", "128B"): Script(
-        replace(_MAXTEXT, width=8192, layers=64, heads=128, ffn=57344), 1, 16, "tpu-v5e-16x16"
-    ),
-    ("tpu-v4", "22B"): Script(
-        replace(_MAXTEXT, width=6144, layers=48, heads=24, ffn=24576), 13, 1, "tpu-v4-4x4x4"
-    ),
+    ("tpu-v4", "22B"): Script(replace(_scaled(1), width=6144, layers=48, heads=24, ffn=24576), 13),
+    ("tpu-v4", "52B"): Script(replace(_scaled(1), width=12288, layers=32, heads=32, ffn=49152), 7),
+    ("tpu-v5e", "16B"): Script(_scaled(16), 6),
+    ("tpu-v5e", "32B"): Script(_scaled(32), 4),
+    ("tpu-v5e", "64B"): Script(_scaled(64), 2),
+    ("tpu-v5e", "128B"): Script(_scaled(128), 1, 16),
+    ("tpu-v5p", "32B"): Script(_scaled(32), 6, 4, "selective"),
+    ("tpu-v5p", "64B"): Script(_scaled(64), 3, 4, "selective"),
+    ("tpu-v5p", "128B"): Script(_scaled(128), 1, 8, "selective"),
+    ("tpu-v5p", "256B"): Script(_scaled(256), 1, 8, "selective"),
+    ("tpu-v5p", "512B"): Script(_scaled(512), 2, 8),
+    ("tpu-v5p", "1024B"): Script(_scaled(1024), 2, 16),
+}
+#: TPU, chips of a slice → its shape (Google Cloud's pages of v4, v5e and v5p)
+_SLICES: Mapping[tuple[str, str], str] = {
+    ("tpu-v5e", "256"): "16x16", ("tpu-v4", "64"): "4x4x4", ("tpu-v4", "192"): "4x4x12", ("tpu-v5p", "64"): "4x4x4",
+    ("tpu-v5p", "128"): "4x4x8", ("tpu-v5p", "256"): "4x8x8", ("tpu-v5p", "512"): "8x8x8",
+    ("tpu-v5p", "1024"): "8x8x16", ("tpu-v5p", "2048"): "8x16x16",
 }  # fmt: skip
 
 
 def _maxtext(record: Record) -> TrainingSample:
-    script = known(_SCRIPTS, (record["tpu"], record["params"]), "script of")
-    sizes, tensor, cluster = script.sizes, script.tensor, load_cluster(script.slice_name)
+    tpu, slices = record["tpu"], size(record, "slices")
+    script = known(_SCRIPTS, (tpu, record["params"]), "script of")
+    shape = known(_SLICES, (tpu, str(size(record, "chips") // slices)), "slice of")
+    sizes, tensor, cluster = script.sizes, script.tensor, load_cluster(f"{tpu}-{shape}")
     sharers = cluster.gpus_per_node // tensor
-    layout = Parallelism(tp=tensor, sp=tensor > 1, async_tp=tensor > 1, dp=sharers * size(record, "slices"),
-                         fsdp="full", shards=sharers, recompute="full")  # fmt: skip
-    seconds_s = _maxtext_flops(sizes) * script.batch / (positive(record, "tflops_per_chip") * 1e12)
-    return _sample(MAXTEXT.name, record, cluster, record["tpu"], record["params"], "bfloat16", sizes,
-                   script.batch * tensor, layout, seconds_s, state="half", fused_loss=True)  # fmt: skip
+    layout = Parallelism(tp=tensor, sp=tensor > 1, async_tp=tensor > 1, dp=sharers * slices, fsdp="full",
+                         shards=sharers, recompute=script.recompute)  # fmt: skip
+    measured_s = _maxtext_flops(sizes) * script.batch / (positive(record, "tflops_per_chip") * 1e12)
+    return _sample(MAXTEXT.name, record, cluster, tpu, record["params"], "bfloat16", sizes, script.batch * tensor,
+                   layout, measured_s, state="half", fused_loss=True)  # fmt: skip
 
 
 def _maxtext_flops(sizes: Sizes) -> int:
