@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from memwall.core.errors import MissingError
 from memwall.frontend.facts import TraceFacts
 from memwall.frontend.program import Program, TraceOptions, TraceResult, described, refuse_options
+from memwall.frontend.targets.loading import without_devices
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class StablehloProgram(Program):
 
 def _jax() -> Any:
     try:
-        import jax
+        with without_devices():
+            import jax
     except ImportError as error:
         raise MissingError("a StableHLO file needs JAX: pip install 'memwall-roofline[jax]'") from error
     return jax

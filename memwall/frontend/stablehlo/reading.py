@@ -33,6 +33,7 @@ def as_artifact(path: Path, platform: str) -> bytes:
         return data
     import jax
     from jaxlib.mlir.dialects import stablehlo
+    from jaxlib.mlir.passmanager import PassManager
 
     module = read_module(path)
     main = next(each for each in module.body.operations if str(each.operation.attributes["sym_name"]) == '"main"')
@@ -44,7 +45,10 @@ def as_artifact(path: Path, platform: str) -> bytes:
         return [jax.numpy.zeros(each.shape, each.dtype) for each in made]
 
     around = jax.export.export(jax.jit(alike, keep_unused=True), platforms=(platform,))(*given)
-    content = stablehlo.serialize_portable_artifact(module, stablehlo.get_minimum_version())
+    stablehlo.register_stablehlo_passes()
+    with module.context:  # an artifact holds no CHLO
+        PassManager.parse("builtin.module(func.func(chlo-legalize-to-stablehlo))").run(module.operation)
+        content = stablehlo.serialize_portable_artifact(module, stablehlo.get_minimum_version())
     return bytes(dataclasses.replace(around, mlir_module_serialized=content).serialize())
 
 

@@ -80,15 +80,22 @@ def load_module(name: str) -> ModuleType:
 
 
 @contextmanager
+def without_devices() -> Iterator[None]:
+    """JAX that is imported here looks for no devices, unless the user says otherwise, and says nothing of it."""
+    os.environ.setdefault(_QUIET, "2")
+    with patch.dict(os.environ, {name: os.environ.get(name, said) for name, said in _NO_DEVICES.items()}):
+        yield
+
+
+@contextmanager
 def importable(folder: Path) -> Iterator[None]:
     """Put a folder first on ``sys.path`` and write no bytecode; remembers which modules came from the folder."""
     entry, wrote = str(folder), sys.dont_write_bytecode
     before = set(sys.modules)
     sys.path.insert(0, entry)
     sys.dont_write_bytecode = True
-    os.environ.setdefault(_QUIET, "2")
     try:
-        with patch.dict(os.environ, {name: os.environ.get(name, said) for name, said in _NO_DEVICES.items()}):
+        with without_devices():
             yield
     finally:
         sys.dont_write_bytecode = wrote

@@ -231,3 +231,12 @@ def test_a_manual_computation_is_one_devices_part_and_its_messages(tmp_path):
     assert flops(found) == 2 * 8 * 32 * 16 and message.op_class == "communication"
     assert message.attributes["ranks"] == 4 and found.costs[0][1].link_bytes == 2 * 3 / 4 * 4 * 8 * 32
     assert any("the module is for 4 devices" in note for note in found.traced.notes)
+
+
+def test_text_with_chlo_becomes_an_artifact_too(tmp_path):
+    from memwall.frontend.stablehlo.reading import as_artifact
+
+    path = tmp_path / "model.mlir"
+    body = f"%0 = chlo.erf %x : {Y} -> {Y} return %0 : {Y}"
+    path.write_text(MODULE.format(arguments=X, results=Y, body=body, functions=""))
+    assert "chlo" not in jax.export.deserialize(bytearray(as_artifact(path, "cuda"))).mlir_module()

@@ -8,7 +8,8 @@ import torch
 
 import memwall
 from memwall.core.errors import UsageError
-from memwall.frontend.targets import Workload, is_target, resolve
+from memwall.frontend.program import Program
+from memwall.frontend.targets import Workload, is_target, named, resolve
 from memwall.frontend.targets.target import Parts, split_target
 from memwall.report import render
 from tests.unit.places import REFERENCE
@@ -264,7 +265,7 @@ def test_a_syntax_error_in_a_neighbour_names_the_neighbour(write):
     ("nett.py", "no such file: nett.py; did you mean net.py?"),
     ("zzz/other.py", "no such file: zzz/other.py"),
     ("folder", "folder is a folder; did you mean folder/model.py?"),
-    ("net.txt", "net.txt is not a Python file"),
+    ("net.cfg", "net.cfg is not a Python file"),
     ("nothing", "no such file or module: nothing"),
     ("no.such:thing", "there is no module 'no'"),
     ("not a module:x", "no such file: not a module"),
@@ -274,7 +275,7 @@ def test_a_syntax_error_in_a_neighbour_names_the_neighbour(write):
 ])  # fmt: skip
 def test_what_a_missing_target_says(write, target, says):
     write("net.py", FUNCTIONS)
-    write("net.txt", "")
+    write("net.cfg", "")
     write("folder/model.py", FUNCTIONS)
     message = refusal(target)
     assert says in message
@@ -324,8 +325,8 @@ def test_an_interrupt_passes_through(write):
 
 @pytest.mark.parametrize("path", REFERENCE.values(), ids=REFERENCE)
 def test_the_reference_workloads_resolve(path):
-    workload = resolve(str(path))
-    assert isinstance(workload, Workload)
+    workload = named(str(path))
+    assert isinstance(workload, Workload | Program)
     assert workload.name == path.parent.name
 
 
