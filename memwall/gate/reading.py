@@ -18,7 +18,7 @@ from memwall.core.errors import UsageError, suggest, unknown
 from memwall.core.files import read_toml
 from memwall.core.question import options_of
 from memwall.frontend.targets.sizes import MODES
-from memwall.frontend.targets.target import is_target, split_target
+from memwall.frontend.targets.target import FORMATS, is_target, split_target
 from memwall.fusion import POLICIES
 from memwall.gate.config import (
     OF_ONE_GPU,
@@ -281,7 +281,8 @@ def workload_name(target: str) -> str:
     path = Path(place)
     by_folder = path.name == "config.json" if kind == "hf" else path.stem == "model"
     title = path.parent.name if by_folder and path.parent.name else path.name.removesuffix(".gz")
-    title = title.removesuffix(".json").removesuffix(".py").removesuffix(".onnx")
+    for suffix in (".json", ".py", *FORMATS):
+        title = title.removesuffix(suffix)
     return f"{title}.{name}" if name else title
 
 

@@ -83,7 +83,7 @@ def _parsed(path: Path, text: str) -> Any:
     from jaxlib.mlir import ir
 
     if text.startswith("HloModule"):
-        raise UsageError(f"{path} is text of HLO, not of StableHLO: write lowered.as_text(), as_text('stablehlo')")
+        raise UsageError(f"{path} is text of HLO, not of StableHLO; name it {path.stem}.hlo")
     return _module(path, lambda context: ir.Module.parse(text, context))
 
 

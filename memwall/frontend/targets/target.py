@@ -148,16 +148,16 @@ def _program(kind: str, target: str, sizes: Mapping[str, Any], dims: Mapping[str
     if kind == "onnx":
         from memwall.frontend.onnx import OnnxProgram
 
-        return OnnxProgram(path.stem, target, path, dims)
+        return OnnxProgram(_title(path), target, path, dims)
     if dims:
         raise UsageError(f"--dim gives the symbolic sizes of an ONNX file, and {target} has none")
     if kind == "hlo":
         from memwall.frontend.hlo.program import HloProgram
 
-        return HloProgram(path.stem, target, path)
+        return HloProgram(_title(path), target, path)
     from memwall.frontend.stablehlo import StablehloProgram
 
-    return StablehloProgram(path.stem, target, path)
+    return StablehloProgram(_title(path), target, path)
 
 
 def _loaded(kind: str, place: str) -> tuple[ModuleType, str, str]:
@@ -166,7 +166,12 @@ def _loaded(kind: str, place: str) -> tuple[ModuleType, str, str]:
     if kind != "file":
         return load_module(place), place, place.rpartition(".")[2]
     path = Path(place)
-    return load_file(path), place, path.parent.name if path.stem == "model" and path.parent.name else path.stem
+    return load_file(path), place, _title(path)
+
+
+def _title(path: Path) -> str:
+    """The name of a file in reports: of one that is called model that of its folder."""
+    return path.parent.name if path.stem == "model" and path.parent.name else path.stem
 
 
 def _refuse_hub_id(place: str) -> None:

@@ -387,6 +387,12 @@ def test_a_wrong_file_is_one_line(tmp_path, contents, said):
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_called_model_has_the_name_of_its_folder(tmp_path):
+    (tmp_path / "bert").mkdir()
+    path = save(tmp_path / "bert" / "model.onnx", [node("y = Relu(x)")], [given("x", 8)], [result("y")])
+    assert memwall.profile(path, gpu="h100-sxm").workload.name == "bert"
+
+
 def test_an_opset_that_is_too_old_says_how_to_convert_it(tmp_path):
     path = save(tmp_path / "m.onnx", [node("y = Relu(x)")], [given("x", 8)], [result("y")], opset=11)
     with pytest.raises(UsageError, match="has opset 11; opsets from 13 on are read: convert it"):
