@@ -1,5 +1,9 @@
-"""``model.onnx`` → Graph: nodes become the aten ops that mean the same, by the tables of :mod:`.rows` and
-:mod:`.contrib`. Weights are not read; begin with ``program.py``, then ``importer.py``."""
+"""``model.onnx`` → Graph: nodes become the aten ops that mean the same. Weights are not read.
+
+Begin with ``program.py``; ``reading`` checks a file and its sizes, ``importer`` goes over the nodes, folds numbers and
+infers shapes, ``table`` joins the rows: ``rows`` (pointwise, reductions, norms), ``views`` (what moves), ``products``,
+``quantised``, ``attention``, ``contrib`` (com.microsoft). ``node`` is what a row sees, ``control`` enters bodies.
+"""
 
 from __future__ import annotations
 
