@@ -31,13 +31,11 @@ def heads_last(node: Node, value: int) -> int:
     return node.permute(value, (0, 2, 1, 3))
 
 
-def attend(
-    node: Node, query: int, keys: int, values: int, mask: int | None = None, causal: bool = False, window: int = -1
-) -> int:
-    """The result, [batch, tokens, heads, size]; so are the operands."""
-    spec = node.spec(query)
-    made = node.new((*spec.shape[:3], node.spec(values).shape[3]), spec.dtype)
-    operands, names = [query, keys, values], ["query", "key", "value"]
+def attend(node: Node, operands: Sequence[int], mask: int | None = None, causal: bool = False, window: int = -1) -> int:
+    """The result, [batch, tokens, heads, size]; so are the operands: query, keys, values."""
+    spec = node.spec(operands[0])
+    made = node.new((*spec.shape[:3], node.spec(operands[2]).shape[3]), spec.dtype)
+    names = ["query", "key", "value"]
     if spec.dtype in ("float16", "bfloat16") and mask is None and node.chip.attention == "flash":
         said: dict[str, Any] = {"is_causal": causal, "dropout_p": 0.0}
         if window > 0:
@@ -81,7 +79,7 @@ def attention(node: Node) -> list[OnnxTensor]:
     keys, present_keys = kept(node, keys, 4, 1)
     values, present_values = kept(node, values, 5, 2)
     mask = node.id(3) if node.has(3) else None
-    made = attend(node, query, keys, values, mask, bool(node.attributes.get("is_causal", 0)))
+    made = attend(node, (query, keys, values), mask, bool(node.attributes.get("is_causal", 0)))
     made = node.reshape(made, node.shape) if wide else heads_last(node, made)
     scores = [OnnxTensor(*(one or ((), "bool"))) for one in node.made[3:]]
     if any(node.made[3:]):
@@ -124,7 +122,7 @@ def grouped_query(node: Node) -> list[OnnxTensor]:
     values, present_values = kept(node, values, 4, 2)
     mask = node.id(10) if node.has(10) else None
     window = node.attributes.get("local_window_size", -1)
-    made = attend(node, query, keys, values, mask, causal=True, window=window)
+    made = attend(node, (query, keys, values), mask, causal=True, window=window)
     found = [OnnxTensor(node.shape, node.dtype, node.reshape(made, node.shape)), present_keys, present_values]
     return found[: len(node.made)]
 
@@ -144,7 +142,7 @@ def multi_head(node: Node) -> list[OnnxTensor]:
     keys, present_keys = kept(node, keys, 6, 1)
     values, present_values = kept(node, values, 7, 2)
     mask = node.id(5) if node.has(5) else node.id(4) if node.has(4) else None
-    made = attend(node, query, keys, values, mask, bool(node.attributes.get("unidirectional", 0)))
+    made = attend(node, (query, keys, values), mask, bool(node.attributes.get("unidirectional", 0)))
     found = [OnnxTensor(node.shape, node.dtype, node.reshape(made, node.shape)), present_keys, present_values]
     return found[: len(node.made)]
 
@@ -168,7 +166,7 @@ def projected(node: Node) -> list[OnnxTensor]:
     each = width // 3
     query, keys, values = (in_heads(node, node.part(made, 2, i * each, each), heads) for i in range(3))
     mask = node.id(5) if node.has(5) else None
-    result = attend(node, query, keys, values, mask, bool(node.attributes.get("unidirectional", 0)))
+    result = attend(node, (query, keys, values), mask, bool(node.attributes.get("unidirectional", 0)))
     return [OnnxTensor(node.shape, node.dtype, node.reshape(result, node.shape))]
 
 
