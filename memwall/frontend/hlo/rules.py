@@ -4,88 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from memwall.core.graph import TensorSpec
 from memwall.core.ranks import ranks_text
-from memwall.frontend.hlo.convolutions import Window, dot_numbers, library_dot_numbers
+from memwall.frontend.hlo.convolutions import Window, dot_numbers
 from memwall.frontend.hlo.groups import replica_groups
-from memwall.frontend.hlo.module import HloArray, HloInstruction, HloShape, arrays
-from memwall.frontend.hlo.names import COMBINED, REARRANGED
+from memwall.frontend.hlo.libraries import LIBRARIES, OWN, target_of_call, top_k
+from memwall.frontend.hlo.module import HloArray, HloInstruction, HloShape
+from memwall.frontend.hlo.names import REARRANGED
 from memwall.frontend.hlo.scalars import folded, primitive_of
-from memwall.frontend.hlo.sheet import HloConstant, Node, Sheet, values_of
+from memwall.frontend.hlo.sheet import HloConstant, Node, Sheet
+from memwall.frontend.hlo.step import HloStep
 from memwall.frontend.jax.views import View, broadcast, reshaped, sliced, transposed
 
 _SLICE = re.compile(r"\[(\d+):(\d+)(?::(\d+))?\]")
 _WINDOW = re.compile(r"size=([\dx]+)")
-
-
-@dataclass(frozen=True)
-class HloStep:
-    """One instruction within a kernel: what is written to, its operands with their shapes, and whether what it updates
-    is written in place."""
-
-    to: Sheet
-    one: HloInstruction
-    operands: Sequence[Node]
-    shapes: Sequence[HloShape]
-    in_place: bool
-
-    @property
-    def results(self) -> list[HloArray]:
-        """The arrays that it yields."""
-        return [*arrays(self.one.shape)]
-
-    def value(self, number: int) -> int:
-        """An operand as a value."""
-        shape = self.shapes[number]
-        assert isinstance(shape, HloArray), f"{self.one.name}: operand {number} is a tuple"
-        return self.to.value(self.operands[number], shape)
-
-    def values(self, numbers: Sequence[int] | None = None) -> list[int]:
-        """All operands as values, constants left out; or some of them, constants written."""
-        if numbers is None:
-            return [value for node in self.operands for value in values_of(node)]
-        return [self.value(number) for number in numbers]
-
-    def write(
-        self,
-        name: str,
-        inputs: Sequence[int],
-        arguments: Sequence[str] = (),
-        attributes: Mapping[str, Any] | None = None,
-        results: Sequence[HloArray] | None = None,
-    ) -> Node:
-        """The results of an op."""
-        wanted = self.results if results is None else results
-        made = [self.to.new(array) for array in wanted]
-        self.to.op(f"lax.{name}", inputs, made, arguments, attributes)
-        return _shaped(self.one.shape, made) if results is None else made[0]
-
-    def number(self, number: int) -> float | None:
-        """What a scalar operand is, where it is known."""
-        node = self.operands[number]
-        if isinstance(node, HloConstant):
-            return node.number
-        return self.to.numbers.get(node) if isinstance(node, int) else None
-
-    def combined(self) -> str:
-        """What it does with two elements; empty where it is none of those that have a name."""
-        for name in self.one.called:
-            for inner in self.to.module.computations[name].instructions:
-                if inner.opcode in COMBINED:
-                    return COMBINED[inner.opcode]
-        return ""
-
-
-def _shaped(shape: HloShape, made: Sequence[int]) -> Node:
-    left = list(made)
-
-    def take(part: HloShape) -> Node:
-        return left.pop(0) if isinstance(part, HloArray) else tuple(map(take, part))
-
-    return take(shape)
 
 
 def computed(
@@ -256,10 +190,6 @@ def _sort(step: HloStep) -> Node:
     return step.write("sort", step.values(range(len(step.operands))), ("operand",) * 8, attributes)
 
 
-def _top_k(step: HloStep) -> Node:
-    return step.write("top_k", step.values([0]), ("operand",), {"k": step.results[0].shape[-1]})
-
-
 def _fft(step: HloStep) -> Node:
     attributes = {"fft_lengths": list(step.one.integers("fft_length"))}
     return step.write("fft", step.values([0]), ("operand",), attributes)
@@ -273,12 +203,12 @@ def _dot(step: HloStep) -> Node:
 
 
 def _convolution(step: HloStep) -> Node:
-    window = Window.of(step.one, [_array(step, 0), _array(step, 1), step.results[0]])
+    window = Window.of(step.one, [step.array(0), step.array(1), step.results[0]])
     is_dot = step.to.module.is_of_tpu or not window.axes
     numbers = window.as_dot() if is_dot else None
     if numbers is not None:
         left, right = step.values([0, 1])
-        starts, limits = zip(*window.part(_array(step, 0)), strict=True)
+        starts, limits = zip(*window.part(step.array(0)), strict=True)
         met = sliced(step.to.graph.spec(left), starts, limits)
         if met.shape != step.to.graph.spec(left).shape:
             left = step.to.graph.view(left, *met)
@@ -286,78 +216,14 @@ def _convolution(step: HloStep) -> Node:
     return step.write("conv_general_dilated", step.values([0, 1]), ("lhs", "rhs"), window.attributes())
 
 
-def _array(step: HloStep, number: int) -> HloArray:
-    shape = step.shapes[number]
-    assert isinstance(shape, HloArray)
-    return shape
-
-
-#: what is done to a product by the library that computes it
-_EPILOGUES = {"RELU": "max", "GELU": "erf", "SILU": "logistic", "kRelu": "max", "kElu": "exp", "kSigmoid": "logistic"}
-
-
-def _library_dot(step: HloStep) -> Node:
-    config = step.one.backend_config.get("gemm_backend_config", {})
-    numbers = library_dot_numbers(config.get("dot_dimension_numbers", {}))
-    return _library(step, "dot_general", [0, 1], numbers, str(config.get("epilogue", "")))
-
-
-def _library_convolution(step: HloStep) -> Node:
-    config = step.one.backend_config.get("cudnn_conv_backend_config", {})
-    of = {"Input": "input", "Filter": "weight"}
-    backward = next((kind for mark, kind in of.items() if f"Backward{mark}" in _target(step.one)), "")
-    forward = {"": (0, 1, -1), "input": (-1, 1, 0), "weight": (0, -1, 1)}[backward]
-    three = [step.results[0] if number < 0 else _array(step, number) for number in forward]
-    window = Window.of(step.one, three)
-    if backward:
-        window, order = window.backward(backward)
-        operands = [forward[number] for number in order]
-        return _library(step, "conv_general_dilated", operands, window.attributes(), "")
-    activation = str(config.get("activation_mode", ""))
-    return _library(step, "conv_general_dilated", [0, 1], window.attributes(), activation)
-
-
-def _library(step: HloStep, name: str, operands: Sequence[int], attributes: Mapping[str, Any], epilogue: str) -> Node:
-    """A library's product, with what it adds to it and does to the sum; its scratch memory is not written."""
-    result, *scratch = step.results
-    made = step.write(name, step.values(operands), ("lhs", "rhs"), attributes, [result])
-    for number in range(2, len(step.operands)):
-        if isinstance(node := step.operands[number], int) and isinstance(made, int):
-            made = step.write("add", [made, node], ("x", "y"), results=[result])
-    for mark, activation in _EPILOGUES.items():
-        if mark in epilogue and isinstance(made, int):
-            made = step.write(activation, [made], ("x",), results=[result])
-    if isinstance(step.one.shape, HloArray):
-        return made
-    unwritten = [step.to.new(array) for array in scratch]
-    step.to.left.update(unwritten)
-    return (made, *unwritten)
-
-
 def _custom_call(step: HloStep) -> Node:
-    target = _target(step.one)
-    for prefix, rule in _LIBRARIES.items():
+    target = target_of_call(step.one)
+    for prefix, rule in LIBRARIES.items():
         if target.startswith(prefix):
             return rule(step)
     estimate = step.one.backend_config.get("custom_call_config", {}).get("cost_estimate")
     attributes = {"target": target, "cost_estimate": estimate}
-    return step.write("pallas_call" if target in _OWN else "custom_call", step.values(), ("operand",) * 64, attributes)
-
-
-def _target(one: HloInstruction) -> str:
-    return one.attributes.get("custom_call_target", "").strip('"')
-
-
-#: targets of a program's own kernels
-_OWN = frozenset(("tpu_custom_call", "__gpu$xla.gpu.triton", "triton_kernel_call", "mosaic_gpu_v2", "mosaic_gpu"))
-_LIBRARIES: Mapping[str, Callable[[HloStep], Node]] = {
-    "ConcatBitcast": lambda step: step.write("concatenate", step.values(), ("operands",) * 64),
-    "__cublas$": _library_dot,
-    "__cudnn$conv": _library_convolution,
-    "__cub$DeviceRadixSort": lambda step: step.write("sort", step.values(), ("operand",) * 8, {"dimension": -1}),
-    "__gpu$TopK": _top_k,
-    "TopK": _top_k,
-}
+    return step.write("pallas_call" if target in OWN else "custom_call", step.values(), ("operand",) * 64, attributes)
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
@@ -401,7 +267,7 @@ _RULES: Mapping[str, Callable[[HloStep], Node]] = {
     "reduce_window": _reduce_window,
     "select_and_scatter": lambda step: step.write("select_and_scatter_add", step.values([1, 0]), ("source", "operand")),
     "sort": _sort,
-    "topk": _top_k,
+    "topk": top_k,
     "fft": _fft,
     "rng": lambda step: step.write("rng_uniform", ()),
     "dot": _dot,

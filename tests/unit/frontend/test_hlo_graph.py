@@ -362,3 +362,40 @@ def test_a_text_that_is_no_hlo_is_no_target(tmp_path):
     path.write_text("some notes\n", encoding="utf-8")
     with pytest.raises(UsageError, match=r"notes\.txt, line 1: this is no HLO"):
         named(str(path)).traced(TraceOptions())
+
+
+def test_cudnns_attention_counts_what_a_causal_mask_leaves():
+    """8 heads of 64, 256 queries and keys: each query sees the keys up to its own, 256 x 257 / 2 pairs."""
+    config = (
+        '{"cudnn_fmha_backend_config":{"mask_type":"CAUSAL","bmm1_dot_dimension_numbers":'
+        '{"lhs_batch_dimensions":["0","2"]}}}'
+    )
+    found = written(
+        "ENTRY:\n%q = bf16[2,256,8,64]{3,2,1,0} parameter(0)\n%k = bf16[2,256,8,64]{3,2,1,0} parameter(1)\n"
+        "%a = (bf16[2,8,256,64]{3,1,2,0}, u8[0]{0}) custom-call(%q, %k, %k), "
+        f'custom_call_target="__cudnn$fmhaSoftmax", backend_config={config}\n'
+        "ROOT %o = bf16[2,8,256,64]{3,1,2,0} get-tuple-element(%a), index=0"
+    )
+    (cost,) = graph_costs(found.graph)
+    assert cost.total_flops == 2 * 2 * 64 * 2 * 8 * 256 * 257 // 2
+    assert [kernel.kind for kernel in found.kernels] == ["__cudnn$fmhaSoftmax"]
+
+
+@pytest.mark.parametrize(
+    ("target", "shapes"),
+    [
+        ("__cudnn$convForward", ("8,28,28,64", "128,3,3,64", "8,28,28,128")),
+        ("__cudnn$convBackwardInput", ("8,28,28,128", "128,3,3,64", "8,28,28,64")),
+        ("__cudnn$convBackwardFilter", ("8,28,28,64", "8,28,28,128", "128,3,3,64")),
+    ],
+)
+def test_cudnns_convolutions_and_their_gradients_are_as_many_flops(target, shapes):
+    """8 images of 28 x 28, 64 channels to 128, windows of 3 x 3, padding counted as data."""
+    first, second, result = (f"f32[{shape}]{{3,2,1,0}}" for shape in shapes)
+    found = written(
+        f"ENTRY:\n%a = {first} parameter(0)\n%b = {second} parameter(1)\n"
+        f"ROOT %c = ({result}, u8[0]{{0}}) custom-call(%a, %b), window={{size=3x3 pad=1_1x1_1}}, "
+        f'dim_labels=b01f_o01i->b01f, custom_call_target="{target}"'
+    )
+    (cost,) = graph_costs(found.graph)
+    assert cost.total_flops == 2 * 8 * 28 * 28 * 64 * 128 * 9
