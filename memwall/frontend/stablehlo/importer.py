@@ -128,6 +128,8 @@ class StablehloImporter:
 
     def _operation(self, op: Any, operands: list[Held], values: Mapping[Any, Held]) -> list[Held]:
         dialect, _, name = op.name.partition(".")
+        if dialect not in _DIALECTS:
+            return self._op(op.name, op, operands, {})
         if special := _SPECIAL.get(name):
             return special(self, op, operands, values)
         if name in tables.COLLECTIVES:
@@ -346,6 +348,8 @@ def _number(op: Any) -> float | None:
     return float(item.value) if isinstance(item, ir.IntegerAttr | ir.FloatAttr | ir.BoolAttr) else None
 
 
+#: dialects whose operations are known; those of others are kept under their names
+_DIALECTS = frozenset(("stablehlo", "chlo", "func", "sdy"))
 #: primitives that pass a number on
 _PASSED = frozenset(("reshape", "broadcast_in_dim", "slice", "transpose"))
 #: primitives whose formulas need all their operands

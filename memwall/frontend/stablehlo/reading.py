@@ -36,8 +36,10 @@ def as_artifact(path: Path, platform: str) -> bytes:
     from jaxlib.mlir.passmanager import PassManager
 
     module = read_module(path)
-    main = next(each for each in module.body.operations if str(each.operation.attributes["sym_name"]) == '"main"')
-    kind = main.operation.attributes["function_type"].value
+    named = {each.operation.attributes["sym_name"].value: each for each in module.body.operations}
+    if "main" not in named:
+        raise UsageError(f"{path} has no function main, which policy xla compiles; it has {', '.join(named)}")
+    kind = named["main"].operation.attributes["function_type"].value
     given, made = ([_shape(path, each) for each in side] for side in (kind.inputs, kind.results))
 
     def alike(*arguments: Any) -> list[Any]:

@@ -198,6 +198,20 @@ def test_text_becomes_what_xla_compiles(tmp_path):
     assert "stablehlo.add" in found.mlir_module()
 
 
+def test_an_operation_of_another_dialect_is_kept_under_its_name(tmp_path):
+    body = f"%0 = math.tanh %x : {Y} return %0 : {Y}"
+    assert made(tmp_path, X, Y, body).coverage.unmodeled == ("math.tanh",)
+
+
+def test_policy_xla_names_the_function_that_it_wants(tmp_path):
+    from memwall.frontend.stablehlo.reading import as_artifact
+
+    path = tmp_path / "model.mlir"
+    path.write_text(f"module {{ func.func public @forward({X}) -> {Y} {{ return %x : {Y} }} }}")
+    with pytest.raises(UsageError, match="has no function main, which policy xla compiles; it has forward"):
+        as_artifact(path, "cuda")
+
+
 def test_complex_numbers_are_constants_too(tmp_path):
     kind = "tensor<4xcomplex<f32>>"
     body = f"%c = stablehlo.constant dense<(1.0, 0.0)> : {kind} %0 = stablehlo.add %x, %c : {kind} return %0 : {kind}"
