@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
 from memwall.core.question import completed, options_of, signature_of
+from memwall.frontend.hlo.sheet import HloArgument
 from memwall.frontend.program import Program, TraceOptions, TraceResult
 from memwall.frontend.targets.seeds import seeded
 from memwall.frontend.targets.sizes import MODES, split_sizes
@@ -215,7 +216,9 @@ def _compiled(made: Profile, policy: str, gpu: Gpu) -> Profile:
             f"policy {policy} compiles a JAX program or StableHLO, and {made.workload.name} is no such program, or a"
             " record of one: name the program itself"
         )
-    found = part(f"{policy}.compiled")(made.program, gpu)
+    held = (storage for storage in made.graph.storages if storage.is_persistent)
+    known = [HloArgument(storage.role, storage.name, storage.nbytes) for storage in held]
+    found = part(f"{policy}.compiled")(made.program, gpu, known)
     return made.with_plan(gpu, found.graph, found.costs, found.plan).noted_once(*found.notes)
 
 

@@ -38,23 +38,32 @@ def graph_of(module: HloModule, known: Sequence[HloArgument] = (), max_ops: int 
     """The graph of a module's entry.
 
     Args:
-        known: what the caller knows of its parameters, in order.
+        known: what the caller knows of its parameters. Each is the first of them, in order, that has its bytes, or
+            says none.
         max_ops: the most ops, loops written out.
 
     Raises:
         UsageError: there are more ops.
     """
     walk = HloWalk(module, max_ops)
-    given = [
-        walk.given(one, known[number] if number < len(known) else HloArgument())
-        for number, one in enumerate(module.entry.parameters)
-    ]
+    left = list(known)
+    given = [walk.given(one, _first_of(left, one.shape)) for one in module.entry.parameters]
     results = walk.run(module.entry, given)
     values = [value for node in given for value in values_of(node)]
     held = [value for value in values if walk.graph.storages[walk.graph.values[value].storage].role == "parameter"]
     others = [value for value in values if value not in set(held)]
     graph = walk.graph.graph(others, held, [*values_of(results)])
     return HloGraph(graph, tuple(walk.kernels), dict(walk.layouts), tuple(dict.fromkeys(walk.notes)))
+
+
+def _first_of(left: list[HloArgument], shape: HloShape) -> HloArgument:
+    """The first argument that is left and may have a shape; it is taken."""
+    nbytes = sum(array.spec.nbytes for array in arrays(shape))
+    found = next((one for one in left if one.nbytes in (0, nbytes)), None)
+    if found is None:
+        return HloArgument()
+    left.remove(found)
+    return found
 
 
 class HloWalk(Sheet):

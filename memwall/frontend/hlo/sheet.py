@@ -26,10 +26,12 @@ Node = int | HloConstant | tuple["Node", ...]
 
 
 class HloArgument(NamedTuple):
-    """What the caller knows of a parameter of the entry: its role of :data:`memwall.core.graph.ROLES`, and its name."""
+    """What the caller knows of an argument of the program: its role of :data:`memwall.core.graph.ROLES`, its name, and
+    its bytes, where they are known."""
 
     role: str = "input"
     name: str = ""
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

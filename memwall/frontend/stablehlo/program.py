@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from memwall.core.errors import MissingError
 from memwall.frontend.facts import TraceFacts
 from memwall.frontend.program import Program, TraceOptions, TraceResult, described, refuse_options
-from memwall.frontend.targets.loading import without_devices
+from memwall.frontend.targets.loading import start_jax, without_devices
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class StablehloProgram(Program):
 
 def _jax() -> Any:
     try:
+        start_jax()
         with without_devices():
             import jax
     except ImportError as error:

@@ -10,7 +10,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
@@ -38,6 +38,8 @@ def load_file(path: Path) -> ModuleType:
     import torch  # noqa: F401  before the user's file, so that the import is not run without .pyc
 
     seed()
+    if _mentions_jax(path):
+        start_jax()
     for name in _siblings:
         sys.modules.pop(name, None)
     _siblings.clear()
@@ -85,6 +87,34 @@ def without_devices() -> Iterator[None]:
     os.environ.setdefault(_QUIET, "2")
     with patch.dict(os.environ, {name: os.environ.get(name, said) for name, said in _NO_DEVICES.items()}):
         yield
+
+
+def _mentions_jax(path: Path) -> bool:
+    with suppress(OSError):
+        return b"jax" in path.read_bytes()
+    return False
+
+
+def start_jax() -> None:
+    """Import JAX and start its CPU, with no word of the plugins of devices that are not there; nothing where the
+    process has JAX, or it is not installed."""
+    if "jax" not in sys.modules:
+        with suppress(Exception), without_devices(), _silenced():
+            importlib.import_module("jax").devices()
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Nothing that libraries write to the process's standard error is seen."""
+    sys.stderr.flush()
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
 
 
 @contextmanager

@@ -115,8 +115,18 @@ def test_arrays_in_vmem_are_known():
 def test_arguments_have_the_roles_that_the_caller_says():
     module = parse((DATA / "mlp_h100-sxm.hlo").read_text(encoding="utf-8"))
     found = graph_of(module, [HloArgument("parameter", "w1"), HloArgument("parameter", "w2")])
-    assert len(found.graph.parameters), len(found.graph.inputs) == (2, 1)
+    assert (len(found.graph.parameters), len(found.graph.inputs)) == (2, 1)
     assert [storage.name for storage in found.graph.storages[:2]] == ["w1", "w2"]
+
+
+def test_arguments_are_told_apart_by_their_bytes():
+    """w1 and w2 are of 2 MiB each, x of 1 MiB: what is said of x comes first here, and last in the program."""
+    module = parse((DATA / "mlp_h100-sxm.hlo").read_text(encoding="utf-8"))
+    known = [HloArgument("input", "x", 2**20), *(HloArgument("parameter", name, 2**21) for name in ("w1", "w2"))]
+    found = graph_of(module, known)
+    assert [(storage.name, storage.role) for storage in found.graph.storages[:3]] == [
+        ("w1", "parameter"), ("w2", "parameter"), ("x", "input"),
+    ]  # fmt: skip
 
 
 def test_a_fusion_reads_of_a_slice_the_part_alone():
