@@ -17,7 +17,7 @@ FAMILY_SECONDS ?= 600
 EXECUTORS := $(shell command -v g++ >/dev/null 2>&1 && echo eager,inductor || echo eager)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo loop docs test test-whole test-fast test-oldest test-newest newest gate gpu check lint types lines setup release-check clean
+.PHONY: help demo xla loop docs test test-whole test-fast test-oldest test-newest newest gate gpu check lint types lines setup release-check clean
 
 help:
 	@echo "make demo    BERT-large training on a V100 and an H100, and what fusion would win; writes build/demo/"
@@ -40,6 +40,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e lab
 	@touch $(STAMP)
+
+# XLA's compilers for NVIDIA's GPUs and for TPUs, 1.2 GB: tests that compile are skipped without them.
+XLA := $(VENV)/.installed-xla
+xla: $(XLA)
+$(XLA): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[xla-cuda,xla-tpu]'
+	@touch $@
 
 # Ends with the answer: what stands above the tables of the single GPUs.
 demo: $(STAMP)

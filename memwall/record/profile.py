@@ -80,6 +80,10 @@ class Profile:
     own_plans: Mapping[tuple[str, str], tuple[int, Plan]] = field(default_factory=dict, repr=False, compare=False)
     program: Any = field(default=None, repr=False, compare=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process gets: all but the program, which functions of the user's are part of."""
+        return {**self.__dict__, "program": None}
+
     def __repr__(self) -> str:
         """One line: a notebook keeps it next to the HTML, and a failed test prints it."""
         on = ", ".join(f"{s.gpu.name} {s.policy}" for s in self.simulations) or "no GPU"

@@ -1,4 +1,4 @@
-"""Llama 3 8B (Grattafiori et al. 2024) as large models are written in JAX: weights stacked over the layers, one block
+"""Llama 3.2 1B (Grattafiori et al. 2024) as large models are written in JAX: weights stacked over the layers, one block
 scanned over them and rematerialized; bfloat16. The step is one of plain SGD on one sequence.
 """
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-LAYERS, WIDTH, HEADS, KEY_HEADS, HIDDEN, VOCABULARY, TOKENS = 32, 4096, 32, 8, 14336, 128256, 2048
+LAYERS, WIDTH, HEADS, KEY_HEADS, HIDDEN, VOCABULARY, TOKENS = 16, 2048, 32, 8, 8192, 128256, 2048
 SIZE = WIDTH // HEADS
 
 
@@ -51,7 +51,7 @@ def loss(params, tokens):
     with jax.named_scope("layers"):
         x, _ = jax.lax.scan(body, x, params["layers"])
     with jax.named_scope("head"):
-        logits = (rms_norm(params["norm"], x) @ params["head"]).astype(jnp.float32)
+        logits = (rms_norm(params["norm"], x) @ params["embedding"].T).astype(jnp.float32)
         return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
 
@@ -73,6 +73,5 @@ def inputs(batch=1):
         "norm2": array(LAYERS, WIDTH), "gate": array(LAYERS, WIDTH, HIDDEN), "up": array(LAYERS, WIDTH, HIDDEN),
         "down": array(LAYERS, HIDDEN, WIDTH),
     }
-    table, head = array(VOCABULARY, WIDTH), array(WIDTH, VOCABULARY)
-    params = {"embedding": table, "layers": layers, "norm": array(WIDTH), "head": head}
+    params = {"embedding": array(VOCABULARY, WIDTH), "layers": layers, "norm": array(WIDTH)}
     return params, jax.ShapeDtypeStruct((batch, TOKENS + 1), jnp.int32)

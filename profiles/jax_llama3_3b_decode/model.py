@@ -1,9 +1,10 @@
-"""One token of each of 8 sequences by Llama 3 8B in JAX, with a cache of keys and values that is updated in place."""
+"""One token of each of 8 sequences by Llama 3.2 3B in JAX, with a cache of keys and values that is updated
+in place."""
 
 import jax
 import jax.numpy as jnp
 
-LAYERS, WIDTH, HEADS, KEY_HEADS, HIDDEN, VOCABULARY = 32, 4096, 32, 8, 14336, 128256
+LAYERS, WIDTH, HEADS, KEY_HEADS, HIDDEN, VOCABULARY = 28, 3072, 24, 8, 8192, 128256
 SIZE = WIDTH // HEADS
 
 
@@ -40,7 +41,7 @@ def decode(params, cache, tokens, place):
     with jax.named_scope("layers"):
         x, cache = jax.lax.scan(body, x, (params["layers"], *cache))
     with jax.named_scope("head"):
-        logits = (rms_norm(params["norm"], x) @ params["head"]).astype(jnp.float32)
+        logits = (rms_norm(params["norm"], x) @ params["embedding"].T).astype(jnp.float32)
         return jnp.argmax(logits, -1), cache
 
 
@@ -59,7 +60,6 @@ def inputs(batch=8, context=2048):
         "out": array(LAYERS, KEY_HEADS, group, SIZE, WIDTH), "norm2": array(LAYERS, WIDTH),
         "gate": array(LAYERS, WIDTH, HIDDEN), "up": array(LAYERS, WIDTH, HIDDEN), "down": array(LAYERS, HIDDEN, WIDTH),
     }
-    table, head = array(VOCABULARY, WIDTH), array(WIDTH, VOCABULARY)
-    params = {"embedding": table, "layers": layers, "norm": array(WIDTH), "head": head}
+    params = {"embedding": array(VOCABULARY, WIDTH), "layers": layers, "norm": array(WIDTH)}
     cache = tuple(array(LAYERS, batch, context, KEY_HEADS, SIZE) for _ in range(2))
     return params, cache, jax.ShapeDtypeStruct((batch,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
