@@ -94,7 +94,7 @@ _TWINS: Mapping[str, _Twin] = {
         " reduce_precision=round rem=fmod round rsqrt shift_left=bitwise_left_shift"
         " shift_right_logical=bitwise_right_shift shift_right_arithmetic=bitwise_right_shift sign sin sinh sqrt square"
         " sub tan tanh xor=bitwise_xor real imag bessel_i0e=special_i0e bessel_i1e=special_i1e"
-        " population_count=bitwise_not clz=bitwise_not"
+        " population_count=bitwise_not clz=bitwise_not eq_to=eq le_to=le lt_to=lt"
     ),
     "select_n": _Twin("where", ("condition", "self", "other")),
     **{
@@ -105,7 +105,19 @@ _TWINS: Mapping[str, _Twin] = {
     **{name: _Twin(name, ("self",), _dims("axis")) for name in ("cumsum", "cumprod", "cummax", "cummin")},
     "cumlogsumexp": _Twin("logcumsumexp", ("self",), _dims("axis")),
     "sort": _Twin("sort", ("self",), _dims("dimension")),
-    "top_k": _Twin("topk", ("self",), lambda attributes: {"dim": -1, "k": attributes.get("k", 1)}),
+    **{
+        name: _Twin("topk", ("self",), lambda attributes: {"dim": -1, "k": attributes.get("k", 1)})
+        for name in ("top_k", "approx_top_k")
+    },
+    "ragged_dot_general": _Twin("_grouped_mm", ("self", "mat2", "offs")),
+    "cholesky": _Twin("cholesky", ("self",)),
+    "lu": _Twin("linalg_lu_factor_ex", ("A",)),
+    "triangular_solve": _Twin("triangular_solve", ("A", "self")),
+    "geqrf": _Twin("geqrf", ("self",)),
+    "householder_product": _Twin("linalg_householder_product", ("input", "tau")),
+    "qr": _Twin("linalg_qr", ("A",)),
+    "eigh": _Twin("_linalg_eigh", ("A",)),
+    "svd": _Twin("_linalg_svd", ("A",)),
     "copy": _Twin("clone", ("self",)),
     "iota": _Twin("arange", ()),
     "full": _Twin("full", ()),

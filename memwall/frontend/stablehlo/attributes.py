@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -124,8 +125,27 @@ FREE_CALLS = frozenset((
     "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement", "LayoutConstraint",
     "xla.sdy.FuncResultSharding", "AssumeGatherIndicesInBound",
 ))  # fmt: skip
-KNOWN_CALLS = {"mhlo.topk": "top_k", "TopK": "top_k", "cu_threefry2x32": "threefry2x32",
-               "cu_threefry2x32_ffi": "threefry2x32", "mhlo.erf": "erf"}  # fmt: skip
+KNOWN_CALLS = {
+    "mhlo.topk": "top_k", "TopK": "top_k", "ApproxTopK": "approx_top_k", "mhlo.erf": "erf",
+    "cu_threefry2x32": "threefry2x32", "cu_threefry2x32_ffi": "threefry2x32", "cu_lu_pivots_to_permutation": "copy",
+}  # fmt: skip
+
+#: routines of cuSOLVER, hipSOLVER and LAPACK → primitives; the letter of a type stands before LAPACK's
+_ROUTINE = re.compile(r"(?:(?:cusolver|hipsolver|cublas|hipblas)_|(?:lapack|blas)_[sdcz])(\w+?)(?:_ffi)?")
+_ROUTINES = {
+    "potrf": "cholesky", "getrf": "lu", "getrf_batched": "lu", "geqrf": "geqrf", "geqrf_batched": "geqrf",
+    **dict.fromkeys(("orgqr", "ungqr"), "householder_product"),
+    **dict.fromkeys(("syevd", "heevd", "syevj"), "eigh"),
+    **dict.fromkeys(("gesdd", "gesvd", "gesvdj", "gesvdp"), "svd"),
+    **dict.fromkeys(("trsm", "trsm_batched"), "triangular_solve"),
+}  # fmt: skip
+
+
+def known_call(target: str) -> str:
+    """The primitive that a custom call is; empty of others."""
+    routine = _ROUTINE.fullmatch(target)
+    return KNOWN_CALLS.get(target) or (_ROUTINES.get(routine[1], "") if routine else "")
+
 
 #: the one operation of a body → what scans along an axis by it, and what scatters
 SCANS = {"add": "cumsum", "maximum": "cummax", "minimum": "cummin", "multiply": "cumprod"}
@@ -162,6 +182,8 @@ def window_of(op: Any) -> tuple[str, dict[str, Any]]:
     is_whole = len(wide) == 1 and max(steps) == 1 and sorted(padding[wide[0]]) == [0, shape[wide[0]] - 1]
     if is_whole and sizes[wide[0]] == shape[wide[0]] and name in SCANS:
         return SCANS[name], {"axis": wide[0]}
+    if is_whole and sizes[wide[0]] == shape[wide[0]] and {"exponential", "maximum"} <= {*names}:
+        return "cumlogsumexp", {"axis": wide[0]}
     primitive = f"reduce_window_{COMBINED[name]}" if COMBINED.get(name) in ("sum", "max", "min") else "reduce_window"
     return primitive, {"window_dimensions": sizes, "window_strides": steps, "padding": padding}
 

@@ -253,8 +253,8 @@ class StablehloImporter:
         if target in tables.FREE_CALLS:
             self.writer.free(f"lax.{target}")
             return operands[: len(op.results)]
-        if target in tables.KNOWN_CALLS:
-            return self._op(f"lax.{tables.KNOWN_CALLS[target]}", op, operands, {})
+        if primitive := tables.known_call(target):
+            return self._op(f"lax.{primitive}", op, operands, {})
         return self._op(f"custom_call.{target.replace('.', '_')}", op, operands, {})
 
     def _take(self, op: Any, operands: list[Held], values: Mapping[Any, Held]) -> list[Held]:

@@ -106,6 +106,16 @@ def test_a_custom_call_is_kept_under_its_name(tmp_path):
     assert found.costs[0][0].bytes == 2 * 4 * 8 * 16
 
 
+def test_a_routine_of_a_library_is_its_primitive(tmp_path):
+    """Cholesky of 16 x 16: 16^3 / 3 = 1365 FLOP, in whatever library."""
+    kind = "tensor<16x16xf32>"
+    for target in ("cusolver_potrf_ffi", "lapack_spotrf_ffi"):
+        body = f"""%0:2 = stablehlo.custom_call @{target}(%x) : ({kind}) -> ({kind}, tensor<i32>)
+                   return %0#0 : {kind}"""
+        found = made(tmp_path, f"%x: {kind}", kind, body)
+        assert names(found) == ["lax.cholesky"] and flops(found) == 1365
+
+
 def scanned(params, x):
     def layer(h, w):
         with jax.named_scope("layer"):
