@@ -1,9 +1,11 @@
 """ONNX files as graphs: FLOPs, bytes, views and modules by hand arithmetic; and what a wrong file is told."""
 
+import sys
+
 import pytest
 
 import memwall
-from memwall.core.errors import UsageError
+from memwall.core.errors import MissingError, UsageError
 from memwall.fusion.ideal import ideal_plan
 from tests.unit.onnx_files import FLOAT, HALF, INT64, given, helper, node, numbers, result, save, weight
 
@@ -396,6 +398,13 @@ def test_a_file_called_model_has_the_name_of_its_folder(tmp_path):
 def test_an_opset_that_is_too_old_says_how_to_convert_it(tmp_path):
     path = save(tmp_path / "m.onnx", [node("y = Relu(x)")], [given("x", 8)], [result("y")], opset=11)
     with pytest.raises(UsageError, match="has opset 11; opsets from 13 on are read: convert it"):
+        memwall.profile(path, gpu="h100-sxm")
+
+
+def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
+    path = save(tmp_path / "m.onnx", [node("y = Relu(x)")], [given("x", 8)], [result("y")])
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(MissingError, match=r"pip install 'memwall-roofline\[onnx\]'"):
         memwall.profile(path, gpu="h100-sxm")
 
 

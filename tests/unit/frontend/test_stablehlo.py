@@ -1,9 +1,11 @@
 """StableHLO as graphs: calls, loops, reductions and places by hand; and what a wrong file is told."""
 
+import sys
+
 import pytest
 
 import memwall
-from memwall.core.errors import UsageError
+from memwall.core.errors import MissingError, UsageError
 
 jax = pytest.importorskip("jax", reason="needs JAX")
 
@@ -188,6 +190,13 @@ def test_a_wrong_file_is_one_line(tmp_path, contents, said):
     with pytest.raises(UsageError, match=said) as caught:
         memwall.profile(str(path), gpu="h100-sxm")
     assert "\n" not in str(caught.value)
+
+
+def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
+    (tmp_path / "m.mlir").write_text("")
+    monkeypatch.setitem(sys.modules, "jax", None)
+    with pytest.raises(MissingError, match=r"pip install 'memwall-roofline\[jax\]'"):
+        memwall.profile(str(tmp_path / "m.mlir"), gpu="h100-sxm")
 
 
 def test_sizes_are_those_of_the_export(tmp_path):
