@@ -59,7 +59,8 @@ def profile(
         gpu: names, specs or paths to specs; one or a list. None: the cluster's, else ``h100-sxm``.
         policy: how ops are grouped into kernels, one or a list: ``eager`` launches each alone, ``memwall`` fuses what
             its planner finds legal and faster, ``inductor`` what torch.compile would fuse on that GPU (needs Triton),
-            ``ideal`` moves only what no fusion can avoid.
+            ``xla`` what XLA compiles a JAX program to (needs its compiler), ``ideal`` moves only what no fusion can
+            avoid.
         loss: output → scalar; None takes the target's own, else the output's ``.loss``, else the sum of its floats.
         progress: called with one-line messages.
 
@@ -67,14 +68,37 @@ def profile(
         UsageError: the model, its inputs or an option is wrong.
         MissingError: an optional dependency is missing.
     """
-    asked, say = completed(Step, step), progress or (lambda message: None)
+    say = progress or (lambda message: None)
+    return _made(module_or_target, inputs, gpu, policy_names(policy), loss, say, completed(Step, step))
+
+
+def profile_beside(
+    target: str | Path, gpu: Names | None, policy: Iterable[str], say: Callable[[str], None], step: Any
+) -> Profile:
+    """As :func:`profile`, of one of several targets that stand side by side: policies that are of other programs are
+    left out. Raises ``UsageError``: none is left, or as there."""
+    return _made(target, None, gpu, policy_names(policy), None, say, completed(Step, step), beside=True)
+
+
+def _made(
+    module_or_target: Any,
+    inputs: Any,
+    gpu: Names | None,
+    policies: Sequence[str],
+    loss: Callable[[Any], Any] | None,
+    say: Callable[[str], None],
+    asked: Step,
+    *,
+    beside: bool = False,
+) -> Profile:
     gpus = joined(asked_gpus(gpu or gpu_of(asked["cluster"]), asked["host"]), asked["cluster"], asked["world"])
     _check_step(asked, gpus)
-    check_policies(policy_names(policy), gpus)
+    check_policies(policies, gpus)
     with uncollected(), seeded(), started(asked["world"], asked["rank"], gpus[0]):
         workload = subject_of(module_or_target, asked, gpus[0], inputs, loss)
+        policies = _applying(policies, isinstance(workload, Program), workload.name, beside=beside)
         say(f"tracing {workload.name}")
-        compiled = set(policy_names(policy)) == {"inductor"}
+        compiled = set(policies) == {"inductor"}
         options = replace(_trace_options(asked, gpus[0]), compiled=compiled)
         traced = _traced(workload, asked, options, say)
         result = profile_of(traced)
@@ -86,7 +110,24 @@ def profile(
         if asked["strict"] and result.coverage.unmodeled:
             raise UsageError(f"--strict: no formula models {', '.join(result.coverage.unmodeled)}")
         say(f"simulating {len(result.graph.ops):,} ops on {', '.join(g.name for g in gpus)}")
-        return _simulated(result, gpus, policy_names(policy), asked["cuda_graph"])
+        return _simulated(result, gpus, policies, asked["cuda_graph"])
+
+
+def _applying(policies: Sequence[str], is_program: bool, name: str, *, beside: bool = False) -> Sequence[str]:
+    """The policies; of those that are asked for ``beside`` other targets the ones that a PyTorch module, or another
+    program, can run under. Raises ``UsageError``: it cannot under one, or under none."""
+    others = (*COMPILED, *REWRITING) if is_program else tuple(COMPILING)
+    left = [policy for policy in policies if policy not in others]
+    if left if beside else len(left) == len(policies):
+        return left
+    wrong = next(policy for policy in policies if policy in others)
+    if is_program:
+        able = ", ".join(policy for policy in POLICIES if policy not in others)
+        raise UsageError(f"policy {wrong} is of PyTorch modules, and {name} is none; take one of {able}")
+    raise UsageError(
+        f"policy {wrong} compiles a JAX program or StableHLO, and {name} is no such program, or a record of one: name"
+        " the program itself"
+    )
 
 
 def _check_step(asked: Step, gpus: Sequence[Gpu]) -> None:
@@ -193,13 +234,7 @@ def _with_other_kernels(made: Profile, attention: str) -> Profile:
 def _simulated(traced: Profile, gpus: Sequence[Gpu], policies: Sequence[str], cuda_graph: bool) -> Profile:
     """The profile on some GPUs under some policies. Raises ``UsageError``: a policy is PyTorch's, and the profile is of
     another program, or the other way round."""
-    if not traced.of_torch:
-        for policy in (*COMPILED, *REWRITING):
-            if policy in policies:
-                others = ", ".join(name for name in POLICIES if name not in (*COMPILED, *REWRITING))
-                raise UsageError(
-                    f"policy {policy} is of PyTorch modules, and {traced.workload.name} is none; take one of {others}"
-                )
+    _applying(policies, not traced.of_torch, traced.workload.name)
     launch = "graph" if cuda_graph else "eager"
     for policy in COMPILING.intersection(policies):
         for gpu in gpus:
@@ -210,11 +245,11 @@ def _simulated(traced: Profile, gpus: Sequence[Gpu], policies: Sequence[str], cu
 
 
 def _compiled(made: Profile, policy: str, gpu: Gpu) -> Profile:
-    """The profile with what a compiler makes of its program for a GPU."""
+    """The profile with what a compiler makes of its program for a GPU. Raises ``UsageError``: a record has none."""
     if made.program is None:
         raise UsageError(
-            f"policy {policy} compiles a JAX program or StableHLO, and {made.workload.name} is no such program, or a"
-            " record of one: name the program itself"
+            f"policy {policy} compiles the program itself, and the record of {made.workload.name} has none: name the"
+            " program"
         )
     held = (storage for storage in made.graph.storages if storage.is_persistent)
     known = [HloArgument(storage.role, storage.name, storage.nbytes) for storage in held]

@@ -122,16 +122,22 @@ class ModelTarget:
             return with_capture(profile, workload, self.given, others)
 
 
-def make_profile(target: str, names: Sequence[str | Gpu], workload: dict[str, Any], messages: Messages) -> Profile:
-    """The profile of a target on the GPUs named, traced or simulated again from a saved record. Raises ``UsageError``:
-    an option that does not go with a saved record, or as :func:`memwall.profile`."""
+def make_profile(
+    target: str, names: Sequence[str | Gpu], workload: dict[str, Any], messages: Messages, *, beside: bool = False
+) -> Profile:
+    """The profile of a target on the GPUs named, traced or simulated again from a saved record; ``beside`` others:
+    without the policies that are of other programs. Raises ``UsageError``: an option that does not go with a saved
+    record, or as :func:`memwall.profile`."""
     keywords = options.profile_options(workload, "" if (saved := is_record(target)) else "inference")
     if saved:
         return _again(target, names, keywords, messages)
     gpus = None if keywords.get("cluster") and not names else chosen_gpus(names, messages.say)
     with running(target, messages):
-        from memwall.pipeline import profile
+        from memwall.pipeline import profile, profile_beside
 
+        if beside:
+            policies = keywords.pop("policy", None) or ["eager"]
+            return profile_beside(target, gpus, policies, messages.progress, keywords)
         return profile(target, gpu=gpus, progress=messages.progress, **keywords)
 
 

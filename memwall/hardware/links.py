@@ -44,7 +44,7 @@ class Protocol:
     own_parts: NotNegative = 0.0
 
 
-class Axis(NamedTuple):
+class TorusAxis(NamedTuple):
     """Chips along an axis of a torus, and bytes/s of the links by which a chip sends to both neighbours, or, where the
     ends are not joined, to one."""
 
@@ -89,20 +89,20 @@ class Link:
         """Bytes/s that no way of sending exceeds: a chip of a torus may use all its links."""
         return 2 * len(self.torus) * self.bytes_per_s if self.torus else self.rate(gpus, groups)
 
-    def axes(self, groups: int) -> tuple[Axis, ...]:
+    def axes(self, groups: int) -> tuple[TorusAxis, ...]:
         """The axes of a torus that so many of its chips fill: whole ones, as few as can be, else parts of them."""
         whole = [(length, bool(ring)) for length, ring in zip(self.torus, self.rings, strict=True) if length > 1]
         for number in range(1, len(whole) + 1):
             for some in combinations(whole, number):
                 if math.prod(length for length, _ in some) == groups:
-                    return tuple(Axis(length, self.bytes_per_s * (1 + ring)) for length, ring in some)
-        found = list[Axis]()
+                    return tuple(TorusAxis(length, self.bytes_per_s * (1 + ring)) for length, ring in some)
+        found = list[TorusAxis]()
         for length, ring in sorted(whole, reverse=True):
             part = math.gcd(length, groups)
             if part > 1:
-                found.append(Axis(part, self.bytes_per_s * (1 + (ring and part == length))))
+                found.append(TorusAxis(part, self.bytes_per_s * (1 + (ring and part == length))))
                 groups //= part
-        return tuple(found) if groups == 1 else (*found, Axis(groups, self.bytes_per_s))
+        return tuple(found) if groups == 1 else (*found, TorusAxis(groups, self.bytes_per_s))
 
     def check(self) -> None:
         if self.torus:

@@ -24,7 +24,7 @@ from memwall.core.question import Option
 from memwall.core.ranks import read_ranks
 from memwall.core.units import counted, percent
 from memwall.hardware.cluster import hardware_of, load_cluster
-from memwall.hardware.links import KINDS, LIBRARIES, PROTOCOLS, Axis, Cluster, Link, Protocol
+from memwall.hardware.links import KINDS, LIBRARIES, PROTOCOLS, Cluster, Link, Protocol, TorusAxis
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops.launches import Message
@@ -142,9 +142,9 @@ class LinkLevel(NamedTuple):
         return self.link.most_rate(self.gpus, self.groups)
 
     @property
-    def axes(self) -> tuple[Axis, ...]:
+    def axes(self) -> tuple[TorusAxis, ...]:
         """Of a torus; of other links one that has all groups."""
-        return self.link.axes(self.groups) if self.link.torus else (Axis(self.groups, self.rate),)
+        return self.link.axes(self.groups) if self.link.torus else (TorusAxis(self.groups, self.rate),)
 
 
 class Leg(NamedTuple):

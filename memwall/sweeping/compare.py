@@ -110,17 +110,24 @@ def compare_profiles(profiles: Sequence[Profile], *, price: Prices | None = None
 
 
 def _names(profiles: Sequence[Profile]) -> list[str]:
-    """What each profile is called: its model, the version of torch where these differ, and a number where two are
-    called alike."""
-    versions = [each.traced.version.name for each in profiles]
+    """What each profile is called: its model, the library and its version where these differ, and a number where two
+    are called alike."""
+    versions = [_library(each) for each in profiles]
     several = len(set(versions)) > 1
     seen: Counter[str] = Counter()
     names = []
     for each, version in zip(profiles, versions, strict=True):
-        name = f"{each.workload.name} (torch {version})" if several else each.workload.name
+        name = f"{each.workload.name} ({version})" if several else each.workload.name
         seen[name] += 1
         names.append(name + (f" #{seen[name]}" if seen[name] > 1 else ""))
     return names
+
+
+def _library(profile: Profile) -> str:
+    """What a profile's program is written with: the torch whose kernels run, or the package that traced it."""
+    if profile.of_torch:
+        return f"torch {profile.traced.version.name}"
+    return next(f"{name} {version}" for name, version in profile.environment.items())
 
 
 def _subject(names: Sequence[str], configurations: Sequence[str]) -> str:

@@ -126,7 +126,8 @@ def _compare(
     how = {"policies": policies, "host": host}
     traced = [{**workload, **how, "torch": version} for version in workload.pop("torch") or (NEWEST,)]
     asked = [(target, options) for target in targets for options in (traced if target in models else [how])]
-    records = [make_profile(target, gpus, options, messages) for target, options in asked]
+    several = len(models) > 1
+    records = [make_profile(target, gpus, options, messages, beside=several) for target, options in asked]
     if len(records) > 1:
         return compare(records, price=price)
     comparison = compare(records[0], gpu=gpus, price=price, host=host)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, make_dataclass, replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memwall.analysis.dtypes import emulations
 from memwall.analysis.explanation import calibration_text
+from memwall.analysis.kernel_kinds import KindTotal, kernel_kinds
 from memwall.analysis.levers import Lever
 from memwall.analysis.machines import Machine
 from memwall.analysis.pipes import mfu_peaks
@@ -70,6 +71,8 @@ class _Entry:
     #: than :data:`MOST_LEVERED` entries
     bound_by: str = ""
     levers: tuple[Lever, ...] = ()
+    #: kinds of kernels (:mod:`memwall.analysis.kernel_kinds`): what is fused with what
+    kinds: Mapping[str, KindTotal] = field(default_factory=dict)
 
     @property
     def time_text(self) -> str:
@@ -210,6 +213,7 @@ def entry_of(profile: Profile, schedule: Schedule, label: str, base: Schedule, p
         wall_shares=wall_shares(schedule),
         peak_at=peak_place(profile, schedule),
         emulated=emulations(profile, schedule),
+        kinds=kernel_kinds(profile, schedule),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import memwall.report.columns as col
+from memwall.analysis.kernel_kinds import KINDS, KindTotal
 from memwall.analysis.pipes import mfu_note, peaks_text
 from memwall.analysis.quantities import ANSWERS
 from memwall.core.units import duration, few, percent
@@ -88,6 +89,7 @@ def _profile_sections(comparison: Comparison) -> list[Section]:
         Section("Walls and memory", (_wall_table(entries), *_lever_table(entries), *_calibration_table(entries))),
     ]
     sections += _cost_sections(entries)
+    sections.append(Section("What each fuses", _kind_tables(entries)))
     for label in dict.fromkeys(change.label for change in comparison.changes):
         rows = [change for change in comparison.changes if change.label == label]
         tables = [_change_table(kind, [r for r in rows if r.kind == kind]) for kind in ("class", "kernel")]
@@ -189,6 +191,18 @@ def _work_table(entries: Sequence[Entry]) -> Table:
         _of_first(entries, "dram_bytes"),
     ]
     return col.table("Work", columns)
+
+
+def _kind_tables(entries: Sequence[Entry]) -> list[Table]:
+    """Kernels of each entry by what they hold, and their time."""
+    kinds = [kind for kind in KINDS if any(kind in entry.kinds for entry in entries)]
+    each = [[entry.kinds.get(kind, KindTotal()) for entry in entries] for kind in kinds]
+    labels = col.of(entries, ": label name")
+    note = "fused: in one kernel with other ops; reductions: norms too; a kernel with a matmul counts under matmuls"
+    like = [one.time_s for row in each for one in row if one.kernels]
+    counts = [col.plain(kind, [one.kernels for one in row]) for kind, row in zip(kinds, each, strict=True)]
+    times = [col.seconds(kind, [one.time_s for one in row], like=like) for kind, row in zip(kinds, each, strict=True)]
+    return [col.table("Kernels", [*labels, *counts], note), col.table("Time", [*labels, *times])]
 
 
 def _wall_table(entries: Sequence[Entry]) -> Table:

@@ -7,11 +7,22 @@ from flax import nnx
 LAYERS, WIDTH, HEADS = 24, 1024, 16
 
 
+class Attention(nnx.Module):
+    def __init__(self, rngs):
+        how = {"dtype": jnp.bfloat16, "rngs": rngs}
+        self.qkv, self.out = nnx.Linear(WIDTH, 3 * WIDTH, **how), nnx.Linear(WIDTH, WIDTH, **how)
+
+    def __call__(self, x):
+        q, k, v = jnp.split(self.qkv(x).reshape(*x.shape[:2], 3 * HEADS, WIDTH // HEADS), 3, axis=2)
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * (WIDTH // HEADS) ** -0.5
+        return self.out(jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v).reshape(x.shape))
+
+
 class Block(nnx.Module):
     def __init__(self, rngs):
         how = {"dtype": jnp.bfloat16, "rngs": rngs}
         self.norm1, self.norm2 = nnx.LayerNorm(WIDTH, **how), nnx.LayerNorm(WIDTH, **how)
-        self.attention = nnx.MultiHeadAttention(HEADS, WIDTH, decode=False, deterministic=True, **how)
+        self.attention = Attention(rngs)
         self.up, self.down = nnx.Linear(WIDTH, 4 * WIDTH, **how), nnx.Linear(4 * WIDTH, WIDTH, **how)
 
     def __call__(self, x):

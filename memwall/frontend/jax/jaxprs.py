@@ -50,7 +50,7 @@ _FOLDER = str(Path(__file__).parent)
 
 
 @dataclass
-class Walk:
+class JaxprWriter:
     """What writes jaxprs into a graph.
 
     Attributes:
@@ -276,10 +276,15 @@ class Walk:
         return found
 
 
-_SPECIAL: Mapping[str, Callable[[Walk, Any, list[int | None]], list[int | None]]] = {
-    "scan": Walk._scan, "while": Walk._while, "cond": Walk._cond, "split": Walk._split, "pallas_call": Walk._pallas,
-    "dynamic_slice": Walk._take, "dynamic_update_slice": Walk._update,
-}  # fmt: skip
+_SPECIAL: Mapping[str, Callable[[JaxprWriter, Any, list[int | None]], list[int | None]]] = {
+    "scan": JaxprWriter._scan,
+    "while": JaxprWriter._while,
+    "cond": JaxprWriter._cond,
+    "split": JaxprWriter._split,
+    "pallas_call": JaxprWriter._pallas,
+    "dynamic_slice": JaxprWriter._take,
+    "dynamic_update_slice": JaxprWriter._update,
+}
 
 
 def shape_of(aval: Any) -> tuple[tuple[int, ...], str]:

@@ -15,7 +15,7 @@ import numpy as np
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, Storage
 from memwall.frontend.facts import TraceFacts, noted
-from memwall.frontend.jax.jaxprs import Walk, dtype_name, shape_of
+from memwall.frontend.jax.jaxprs import JaxprWriter, dtype_name, shape_of
 from memwall.frontend.program import Program, TraceOptions, TraceResult, described
 from memwall.frontend.targets.blame import blame, users_code
 from memwall.frontend.targets.inputs import SHORT_DTYPES
@@ -57,7 +57,7 @@ class JaxProgram(Program):
         _refuse(self, options)
         arguments, keywords = self._shapes(options.dtype)
         writer = GraphWriter(options.max_ops)
-        walk = Walk(writer, trips=_trips(options.assume))
+        walk = JaxprWriter(writer, trips=_trips(options.assume))
         given = self._given(writer, arguments, keywords)
         leaves = jax.tree_util.tree_leaves(given)
         weights = jax.tree_util.tree_leaves(given[: self.parameters])
@@ -157,7 +157,7 @@ class JaxProgram(Program):
 
     def _trained(
         self,
-        walk: Walk,
+        walk: JaxprWriter,
         arguments: Sequence[Tree],
         keywords: Mapping[str, Tree],
         given: Sequence[Tree],
@@ -204,7 +204,7 @@ class JaxProgram(Program):
         floats = [leaf for leaf in jax.tree_util.tree_leaves(result) if jnp.issubdtype(leaf.dtype, jnp.floating)]
         return sum(jnp.sum(leaf, dtype=jnp.float32) for leaf in floats)
 
-    def _transformation(self, walk: Walk | None) -> tuple[str, Any] | None:
+    def _transformation(self, walk: JaxprWriter | None) -> tuple[str, Any] | None:
         """Name and transformation of the optimizer; None where there is none."""
         asked = self.optimizer
         if asked is None or asked == "none":
@@ -232,7 +232,7 @@ class JaxProgram(Program):
     # -- the result --------------------------------------------------------------------------------------------------
 
     def _result(
-        self, graph: Graph, options: TraceOptions, walk: Walk, own: Sequence[int], optimizer: str | None
+        self, graph: Graph, options: TraceOptions, walk: JaxprWriter, own: Sequence[int], optimizer: str | None
     ) -> TraceResult:
         first = next((graph.values[i].spec for i in graph.inputs if graph.values[i].spec.shape), None)
         ids = first is not None and "int" in first.dtype and len(first.shape) == 2
