@@ -1,7 +1,8 @@
 """The ``xla`` policy: the kernels that XLA compiles a program to, priced like those of any other plan.
 
 A plan has a group for each kernel of the optimized HLO, in the order of its schedule. A fusion is one generated kernel
-that reads and writes once what crosses its border: XLA divides sums that need several passes into kernels of their own.
+that reads what its results ask for (:mod:`memwall.xla.demand`) and writes them, both once: XLA divides sums that need
+several passes into kernels of their own.
 A product keeps the shape in which libraries compute it, with what is fused to it, since the tiles that XLA chooses
 without a device are not those of a run. Bytes in a TPU's VMEM do not cross the border: copies of their own have moved
 them there. The peak is that of the buffer assignment.
@@ -24,6 +25,7 @@ from memwall.fusion.pricing import Pricer, with_launches
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost, graph_costs
 from memwall.xla.compiling import LIMIT_S, Executable, check_installed, compile_program
+from memwall.xla.demand import demand_of
 from memwall.xla.target import target_of
 
 #: the memory space of a device's DRAM
@@ -138,8 +140,11 @@ def _group(pricer: Pricer, kernel: HloKernel, on_chip: frozenset[int]) -> Group:
         group = pricer.alone(kernel.op_ids[0])
     else:
         group = pricer.group(kernel.op_ids)
+        demand = demand_of(pricer, group)
+        read_bytes = min(group.cost.read_bytes, demand.read_bytes)
+        group = replace(group, cost=replace(group.cost, read_bytes=read_bytes, flops=demand.flops))
         rows = [loop.rows for i in kernel.op_ids if (loop := pricer.loops[i]).kind == "row"]
-        cost = with_launches(group.cost, extra_flops=group.cost.extra_flops, thread_blocks=max(rows, default=None))
+        cost = with_launches(group.cost, thread_blocks=max(rows, default=None))
         group = replace(group, cost=cost)
     source = pricer.graph.ops[kernel.op_ids[-1]].source
     return replace(group, cost=_off_chip(pricer.graph, group, on_chip), name=kernel.name, source=source)

@@ -185,7 +185,8 @@ class Sheet:
             return tuple(self.settled(each, one, copy) for each, one in zip(nodes, shape, strict=True))
         value = self.value(node, shape)
         spec = self.graph.spec(value)
-        is_whole = self.is_made_here(value) and spec.numel == spec.distinct_elements
+        held = self.graph.storages[self.graph.values[value].storage].nbytes
+        is_whole = self.is_made_here(value) and spec.nbytes == held
         laid = spec.strides if 1 not in spec.shape else _strides(spec.shape, spec.strides)
         wanted = shape.strides if 1 not in shape.shape else _strides(shape.shape, shape.strides)
         if value not in self.left and not (is_whole and laid == wanted and spec.shape == shape.shape):

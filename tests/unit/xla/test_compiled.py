@@ -65,3 +65,54 @@ def test_messages_are_memwalls_collectives():
         if type(launch).__name__ == "Message"
     )
     assert (message.op, message.nbytes, message.group) == ("all_reduce", 512 * 512 * 2, "0-1")
+
+
+def fused(body: str, arguments: str, result: str) -> tuple[int, int, int]:
+    """Bytes read and written, and FLOPs, of a fusion of some instructions."""
+    shapes = [each.strip() for each in arguments.split(";")]
+    given = "\n".join(f"  %p{n} = {shape} parameter({n})" for n, shape in enumerate(shapes))
+    asked = ", ".join(f"%p{n}" for n in range(len(shapes)))
+    lines = "\n".join(f"  {line.strip()}" for line in body.strip().splitlines())
+    text = (
+        f"HloModule f, is_scheduled=true\n\n%inside () -> f32[] {{\n{given}\n{lines}\n}}\n\n"
+        f"ENTRY %main () -> f32[] {{\n"
+        f"{given}\n  ROOT %f = {result} fusion({asked}), kind=kLoop, calls=%inside\n}}\n"
+    )
+    (group,) = planned(text, load_gpu("h100-sxm")).plan.groups
+    return group.cost.read_bytes, group.cost.write_bytes, group.cost.total_flops
+
+
+def test_what_is_sliced_of_a_sum_is_all_that_is_added():
+    """8 of 64 rows of 128 floats of two operands."""
+    found = fused(
+        "%s = f32[64,128]{1,0} add(%p0, %p1)\nROOT %c = f32[8,128]{1,0} slice(%s), slice={[16:24], [0:128]}",
+        "f32[64,128]{1,0}; f32[64,128]{1,0}",
+        "f32[8,128]{1,0}",
+    )
+    assert found == (2 * 8 * 128 * 4, 8 * 128 * 4, 8 * 128)
+
+
+def test_what_is_gathered_of_a_sum_is_all_that_is_added():
+    """4 of 1000 rows of 64 bfloat16 numbers, at 4 places of 4 bytes."""
+    found = fused(
+        "%e = bf16[1000,64]{1,0} add(%p0, %p0)\n"
+        "ROOT %g = bf16[4,64]{1,0} gather(%e, %p1), offset_dims={1}, slice_sizes={1,64}",
+        "bf16[1000,64]{1,0}; s32[4,1]{1,0}",
+        "bf16[4,64]{1,0}",
+    )
+    assert found == (4 * 64 * 2 + 4 * 4, 4 * 64 * 2, 4 * 64)
+
+
+def test_what_a_sum_over_rows_asks_for_is_all_of_them():
+    add = "%add (a: f32[], b: f32[]) -> f32[] {\n  %a = f32[] parameter(0)\n  %b = f32[] parameter(1)\n"
+    text = (
+        f"HloModule f, is_scheduled=true\n\n{add}  ROOT %s = f32[] add(%a, %b)\n}}\n\n"
+        "%inside (p: f32[64,128]) -> f32[64] {\n  %p = f32[64,128]{1,0} parameter(0)\n  %z = f32[] constant(0)\n"
+        "  %n = f32[64,128]{1,0} multiply(%p, %p)\n"
+        "  ROOT %r = f32[64]{0} reduce(%n, %z), dimensions={1}, to_apply=%add\n}\n\n"
+        "ENTRY %main (x: f32[64,128]) -> f32[64] {\n  %x = f32[64,128]{1,0} parameter(0)\n"
+        "  ROOT %f = f32[64]{0} fusion(%x), kind=kInput, calls=%inside\n}\n"
+    )
+    (group,) = planned(text, load_gpu("h100-sxm")).plan.groups
+    assert (group.cost.read_bytes, group.cost.write_bytes) == (64 * 128 * 4, 64 * 4)
+    assert group.cost.total_flops == 64 * 128 + 64 * 128  # a product and an add for each
