@@ -84,14 +84,15 @@ def integer_product(node: Node) -> list[OnnxTensor]:
 
 
 def einsum(node: Node) -> list[OnnxTensor]:
-    """Two operands as one batched product of permuted views; one operand as a view and a sum."""
+    """Two operands as one batched product of permuted views; one operand as a view and a sum. What is neither is kept
+    under its own name."""
     text = node.attributes["equation"].decode().replace(" ", "")
     sides, arrow, result = text.partition("->")
     terms = sides.split(",")
     if not arrow:
         result = "".join(sorted(c for c in set(sides) - {","} if sides.count(c) == 1))
     if "." in text or len(terms) > 2 or any(len(set(term)) < len(term) for term in terms):
-        raise node.wrong(f"its equation {text!r} has dots, repeated letters or more than two operands")
+        return _kept(node)
     if len(terms) == 1:
         order = [terms[0].index(c) for c in (*result, *(c for c in terms[0] if c not in result))]
         value = node.permute(node.id(0), order)
@@ -104,7 +105,7 @@ def einsum(node: Node) -> list[OnnxTensor]:
     columns = [c for c in result if c in right and c not in left]
     summed = [c for c in left if c in right and c not in result]
     if len(batch) + len(rows) + len(columns) < len(result) or set(left + right) - {*result, *summed}:
-        raise node.wrong(f"its equation {text!r} sums an operand alone")
+        return _kept(node)  # it sums an operand alone
     a = node.permute(node.id(0), [left.index(c) for c in (*batch, *rows, *summed)])
     b = node.permute(node.id(1), [right.index(c) for c in (*batch, *summed, *columns)])
     count = [prod(sizes[c] for c in group) for group in (batch, rows, summed, columns)]
@@ -112,6 +113,11 @@ def einsum(node: Node) -> list[OnnxTensor]:
     made = node.run("bmm", [a, b], "self mat2", _EXACT, [node.new((count[0], count[1], count[3]))])
     whole = node.reshape(made, [sizes[c] for c in (*batch, *rows, *columns)])
     return first(node, node.permute(whole, [[*batch, *rows, *columns].index(c) for c in result]))
+
+
+def _kept(node: Node) -> list[OnnxTensor]:
+    places = range(len(node.inputs))
+    return first(node, node.run(node.op, [node.id(i) for i in places], [f"input{i}" for i in places]))
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------

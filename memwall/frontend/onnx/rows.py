@@ -232,6 +232,16 @@ def _top(node: Node) -> dict[str, Any]:
     }
 
 
+def normalised(node: Node) -> list[OnnxTensor]:
+    """LpNormalization: each row over its norm, in two kernels, as torch's ``normalize``."""
+    axis = node.attributes.get("axis", -1)
+    shape = list(node.shape)
+    shape[axis] = 1
+    said = {"ord": node.attributes.get("p", 2), "dim": (axis,), "keepdim": True}
+    length = node.run("linalg_vector_norm", [node.id(0)], "self", said, [node.new(shape)])
+    return first(node, node.run("aten.div.Tensor", [node.id(0), length], "self other"))
+
+
 def layer_norm(node: Node) -> Sequence[OnnxTensor]:
     """Of all axes from ``axis`` on; statistics are written where the file asks for them."""
     data = node.need(0)
@@ -280,6 +290,7 @@ ROWWISE: Mapping[str, Row] = {
     "TopK": call("topk", "self -", _top),
     "Softmax": call("_softmax", "self", _row),
     "LogSoftmax": call("_log_softmax", "self", _row),
+    "LpNormalization": normalised,
     "LayerNormalization": layer_norm,
     "SimplifiedLayerNormalization": layer_norm,
     "RMSNormalization": layer_norm,

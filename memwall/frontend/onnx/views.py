@@ -112,6 +112,17 @@ def one_hot(node: Node) -> list[OnnxTensor]:
     return first(node, value)
 
 
+def hardmax(node: Node) -> list[OnnxTensor]:
+    """Zeros, and a one at the place of the largest element of each row."""
+    axis = node.attributes.get("axis", -1)
+    shape = list(node.shape)
+    shape[axis] = 1
+    places = node.run("argmax", [node.id(0)], "self", {"dim": axis, "keepdim": True}, [node.new(shape, "int64")])
+    value = node.run("zeros", [], "", {"size": node.shape, "dtype": node.dtype})
+    node.run("aten.scatter_.value", [value, places], "self index", {"dim": axis, "value": 1}, [value])
+    return first(node, value)
+
+
 def padded(node: Node) -> list[OnnxTensor]:
     """Constants around an array, or its own elements (reflect, edge)."""
     pads = node.numbers(1)
@@ -145,15 +156,18 @@ def resized(node: Node) -> list[OnnxTensor]:
     return first(node, node.run(f"upsample_{name}", [node.id(0)], "self", said))
 
 
+_ALL_KEPT = "NonZero, Compress and Unique: all elements are assumed to be kept"
+
+
 def nonzero(node: Node) -> list[OnnxTensor]:
     """The places of elements that are not zero: all of them, as none are known."""
-    node.notes["NonZero, Compress and Unique: all elements are assumed to be kept"] = None
+    node.notes[_ALL_KEPT] = None
     return first(node, node.run("nonzero", [node.id(0)], "self"))
 
 
 def compressed(node: Node) -> list[OnnxTensor]:
     """The elements where a condition holds: all of them, as none are known."""
-    node.notes["NonZero, Compress and Unique: all elements are assumed to be kept"] = None
+    node.notes[_ALL_KEPT] = None
     return first(node, node.run("masked_select", [node.id(0), node.id(1)], "self mask"))
 
 
@@ -197,6 +211,11 @@ MOVES: Mapping[str, Row] = {
     "ScatterND": call("index_put", "self indices values"),
     "TensorScatter": call("index_copy", "self source index", _axis),
     "OneHot": one_hot,
+    "Hardmax": hardmax,
+    "ReverseSequence": call("flip", "self -"),
+    "MaxUnpool": call("max_unpool2d", "self indices -"),
+    "Col2Im": call("col2im", "self - -"),
+    "Unique": call("_unique2"),
     "Pad": padded,
     "Tile": call("repeat", "self -", lambda node: {"repeats": node.numbers(1)}),
     "Resize": resized,
@@ -220,10 +239,15 @@ def _kept(node: Node) -> list[tuple[tuple[int, ...], str]]:
         count *= size
     if node.op == "onnx.NonZero":
         return [((len(shape), count), "int64")]
+    if node.op == "onnx.Unique":
+        node.notes[_ALL_KEPT] = None
+        axis = node.attributes.get("axis")
+        found = count if axis is None else shape[axis]
+        return [((count,) if axis is None else shape, node.need(0).dtype), *[((found,), "int64")] * 3]
     axis = node.attributes.get("axis")
     kept: Sequence[int] = (count,) if axis is None else shape
     return [(tuple(kept), node.need(0).dtype)]
 
 
 #: shapes of outputs that depend on data, as large as they can be
-DATA_SHAPES = {"onnx.NonZero": _kept, "onnx.Compress": _kept}
+DATA_SHAPES = {"onnx.NonZero": _kept, "onnx.Compress": _kept, "onnx.Unique": _kept}

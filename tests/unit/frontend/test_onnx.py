@@ -145,6 +145,17 @@ def test_einsum_is_a_product_of_permuted_views(tmp_path):
     assert found.graph.values[found.graph.outputs[0]].spec.shape == (2, 4, 8, 8)
 
 
+def test_an_einsum_that_is_no_product_is_kept(tmp_path):
+    found = made(tmp_path, [node("y = Einsum(a)", equation="ii->i")], [given("a", 8, 8)])
+    assert names(found) == ["onnx.Einsum"] and found.costs[0][0].bytes == 2 * (64 + 8)
+
+
+def test_the_largest_of_a_row_as_a_one_among_zeros(tmp_path):
+    assert names(made(tmp_path, [node("y = Hardmax(x)")], [given("x", 8, 64)])) == [
+        "aten.argmax", "aten.zeros", "aten.scatter_.value",
+    ]  # fmt: skip
+
+
 def test_an_lstm_is_one_call_with_its_weights(tmp_path):
     """4 gates of 16, each from 16 inputs and 16 states: 2·8 rows of 64·32 multiply-adds, and 27 FLOP a cell."""
     found = made(tmp_path, [node("y, h = LSTM(x, w, r, b)", hidden_size=16)], [given("x", 8, 2, 16)],
