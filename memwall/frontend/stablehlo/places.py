@@ -13,7 +13,7 @@ from memwall.frontend.targets.blame import is_machinery, portable
 from memwall.frontend.writing import GraphWriter
 
 #: ``loc("jit(f)/layer/dot_general"(callsite("f"("model.py":10:8 to :40) at ...)))``
-_NAMED = re.compile(r'loc\("([^"]*)"')
+_NAMED = re.compile(r'"([^"]*)"(?!:\d)')
 #: the function that was exported, around all of its own
 _OUTERMOST = re.compile(r"^jit\([^()]*\)(/jit\(main\))?(/|$)")
 _LINE = re.compile(r'"([^"]+)":(\d+)')
@@ -28,7 +28,7 @@ class Places:
 
     def name(self, location: Any) -> str:
         """The name that a location has; empty without one."""
-        match = _NAMED.match(str(location))
+        match = _NAMED.search(str(location))
         return match[1] if match else ""
 
     @contextmanager
@@ -58,7 +58,7 @@ class Places:
     def _read(self, text: str) -> tuple[list[str], set[str], str]:
         found = self._known.get(text)
         if found is None:
-            match = _NAMED.match(text)
+            match = _NAMED.search(text)
             stack, _, last = _OUTERMOST.sub("", match[1]).rpartition("/") if match else ("", "", "")
             names, transforms = scopes_of(f"{stack}/{last}" if last.endswith(")") else stack)  # the last is a primitive
             names = [name for name in names if name not in _STRUCTURE]

@@ -273,3 +273,19 @@ def test_text_with_chlo_becomes_an_artifact_too(tmp_path):
     body = f"%0 = chlo.erf %x : {Y} -> {Y} return %0 : {Y}"
     path.write_text(MODULE.format(arguments=X, results=Y, body=body, functions=""))
     assert "chlo" not in jax.export.deserialize(bytearray(as_artifact(path, "cuda"))).mlir_module()
+
+
+def test_symbolic_sizes_are_refused(tmp_path):
+    sizes = jax.export.symbolic_shape("batch, 8")
+    made = jax.export.export(jax.jit(jax.numpy.tanh), platforms=["cuda"])(array(*sizes))
+    (tmp_path / "m.jax").write_bytes(made.serialize())
+    with pytest.raises(UsageError, match="was exported with symbolic sizes; export it with those of the inputs"):
+        memwall.profile(str(tmp_path / "m.jax"), gpu="h100-sxm")
+
+
+def test_a_location_of_an_inlined_call_has_its_name():
+    from memwall.frontend.stablehlo.places import Places
+
+    text = 'loc(callsite("jit(f)/layer/tanh"("f"("model.py":3:4)) at "call"("model.py":9:2)))'
+    assert Places().name(text) == "jit(f)/layer/tanh"
+    assert Places()._read(text)[0] == ["layer"] and Places()._read(text)[2] == "model.py:3"
