@@ -187,7 +187,7 @@ def _traced(subject: Workload | Program, asked: Step, options: TraceOptions, say
 
 def _alone(made: Profile, world: int | None) -> Profile:
     """The profile, with a note where it is of a program of several ranks that makes no process group."""
-    if (world or 1) == 1 or made.traced.job:
+    if (world or 1) == 1 or made.traced.job or not made.of_torch:
         return made
     return made.noted(
         f"the program makes no process group: this is the step of one GPU, not of {world:,}; --parallel dp={world}"
@@ -241,7 +241,13 @@ def _simulated(traced: Profile, gpus: Sequence[Gpu], policies: Sequence[str], cu
             if (policy, gpu.name) not in traced.own_plans:
                 traced = _compiled(traced, policy, gpu)
     runs = [(policy, gpu) for policy in policies for gpu in gpus]
-    return traced.with_simulations(tuple(traced.schedule(gpu, policy, launch=launch) for policy, gpu in runs))
+    made = tuple(traced.schedule(gpu, policy, launch=launch) for policy, gpu in runs)
+    if not all(policy in COMPILING for policy in policies) and any(map(traced.is_share, made)):
+        raise UsageError(
+            f"{traced.workload.name} is a program of several devices: policy xla shows what one of them does, and every"
+            " other policy the whole program on one; profile it under the one or the others"
+        )
+    return traced.with_simulations(made)
 
 
 def _compiled(made: Profile, policy: str, gpu: Gpu) -> Profile:

@@ -129,7 +129,9 @@ def _ways(profile: Profile, schedule: Schedule) -> Iterator[MadeLever]:
     policies = [*asked, *(("memwall",) if schedule.policy == "eager" else ()), "ideal"]
     is_looped = any(is_recurrent(op.name) for op in profile.graphs[graph].ops)
     without = {"eager", schedule.policy, *REWRITING, *(("ideal",) if is_looped else ())}
-    for policy in dict.fromkeys(policies) if schedule.policy not in ("ideal", *REWRITING) else ():
+    if schedule.policy in ("ideal", *REWRITING) or profile.is_share(schedule):
+        policies = []
+    for policy in dict.fromkeys(policies):
         if policy not in without:
             own = (None, "eager") if policy in COMPILING else (graph, launch)
             fused = profile.schedule(gpu, policy, graph=own[0], launch=own[1])

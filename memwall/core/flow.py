@@ -58,7 +58,9 @@ class Flow:
         found = set()
         for op in reversed(graph.ops):
             made = {version for _, version in self.writes[op.id]}
-            is_needed = not made or not needed.isdisjoint(made) or op.phase != "forward" or "c10d" in op.name
+            is_needed = (
+                not made or not needed.isdisjoint(made) or op.phase != "forward" or op.op_class == "communication"
+            )
             if op.is_view or not is_needed:
                 found.add(op.id)
                 continue

@@ -40,6 +40,7 @@ def sent(graph: Graph) -> tuple[int, float]:
     return len(costs), sum(cost.link_bytes for cost in costs)
 
 
+@op("lax::all_gather")
 @op("c10d::_allgather_base_ c10d::allgather_ c10d::allgather_into_tensor_coalesced_ c10d::allgather_coalesced_")
 @op("_c10d_functional::all_gather_into_tensor _c10d_functional::all_gather_into_tensor_out"
     " _c10d_functional::all_gather_into_tensor_coalesced")  # fmt: skip
@@ -49,6 +50,7 @@ def all_gather(call: Call) -> Cost:
     return _cost(call, "all_gather", call.write_bytes, call.read_bytes, of_others, of_others)
 
 
+@op("lax::reduce_scatter")
 @op("c10d::_reduce_scatter_base_ c10d::reduce_scatter_ c10d::reduce_scatter_tensor_coalesced_")
 @op("_c10d_functional::reduce_scatter_tensor _c10d_functional::reduce_scatter_tensor_out"
     " _c10d_functional::reduce_scatter_tensor_coalesced")  # fmt: skip
@@ -58,6 +60,7 @@ def reduce_scatter(call: Call) -> Cost:
     return _cost(call, "reduce_scatter", nbytes, nbytes, call.write_bytes, nbytes * _others(call))
 
 
+@op("lax::all_reduce")
 @op("c10d::allreduce_ c10d::allreduce_coalesced_")
 @op("_c10d_functional::all_reduce _c10d_functional::all_reduce_coalesced")
 @op("_c10d_functional::all_reduce_ _c10d_functional::all_reduce_coalesced_")
@@ -67,6 +70,7 @@ def all_reduce(call: Call) -> Cost:
     return _cost(call, "all_reduce", call.write_bytes, call.read_bytes, call.write_bytes, 2 * scattered)
 
 
+@op("lax::all_to_all")
 @op("c10d::alltoall_base_ c10d::alltoall_ _c10d_functional::all_to_all_single _dtensor::shard_dim_alltoall")
 def all_to_all(call: Call) -> Cost:
     """Reads a part for each rank, writes a part of each; parts of unequal sizes are taken to be equal on the link."""
@@ -74,6 +78,7 @@ def all_to_all(call: Call) -> Cost:
     return _cost(call, "all_to_all", nbytes, call.read_bytes, call.write_bytes, nbytes * _others(call))
 
 
+@op("lax::collective_broadcast")
 @op("c10d::broadcast_ _c10d_functional::broadcast _c10d_functional::broadcast_ c10d::recv_ c10d::recv_any_source_")
 @op("_c10d_functional::irecv")
 def receive(call: Call) -> Cost:

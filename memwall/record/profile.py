@@ -171,6 +171,10 @@ class Profile:
             return self.graph_for(schedule.gpu), self.launch
         return schedule.graph, schedule.launch
 
+    def is_share(self, schedule: Schedule) -> bool:
+        """Whether a compiled program is what one of several devices does of the traced one."""
+        return schedule.policy in COMPILING and _has_messages(self.graphs[schedule.graph]) > _has_messages(self.graph)
+
     def graph_for(self, gpu: Gpu) -> int:
         """Which graph a GPU runs: the one it was simulated with, else that with its attention kernels, else 0."""
         known = {s.gpu.name: s.graph for s in self.simulations if s.policy not in COMPILING}
@@ -414,6 +418,10 @@ class Profile:
             row.memwall_version,
             attention,
         )
+
+
+def _has_messages(graph: Graph) -> bool:
+    return any(op.op_class == "communication" for op in graph.ops)
 
 
 def _costed(graph: Graph) -> tuple[Graph, tuple[Cost, ...]]:

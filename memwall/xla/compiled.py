@@ -91,7 +91,10 @@ def _said(made: Executable) -> tuple[str, ...]:
             "XLA finds no tiles for a product without timing: every product is a library's, nothing fused to it."
         )
     if made.devices > 1:
-        notes.append(f"The program is divided among {made.devices} devices: what is shown is what one of them does.")
+        notes.append(
+            f"XLA divides the program among {made.devices} devices: kernels, time and memory are those of one of them,"
+            " and counts of the whole program those of all"
+        )
     return tuple(notes)
 
 

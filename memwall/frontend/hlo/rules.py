@@ -230,12 +230,9 @@ def _custom_call(step: HloStep) -> Node:
 
 #: collective → the op that is costed as it
 MESSAGES = {
-    "all_reduce": "_c10d_functional.all_reduce_",
-    "all_gather": "_c10d_functional.all_gather_into_tensor_out",
-    "reduce_scatter": "_c10d_functional.reduce_scatter_tensor_out",
-    "all_to_all": "_c10d_functional.all_to_all_single",
-    "ragged_all_to_all": "_c10d_functional.all_to_all_single",
-    "collective_broadcast": "_c10d_functional.broadcast_",
+    **{name: f"lax.{name}" for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")},
+    "ragged_all_to_all": "lax.all_to_all",
+    "collective_broadcast": "lax.collective_broadcast",
     "collective_permute": "lax.ppermute",
 }
 

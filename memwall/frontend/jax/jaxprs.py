@@ -18,6 +18,7 @@ import numpy as np
 from jax._src import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from memwall.core.ranks import ranks_text
 from memwall.frontend.jax.views import VIEWS, View, item, parts
 from memwall.frontend.targets.blame import is_machinery, portable
 from memwall.frontend.writing import GraphWriter
@@ -36,6 +37,13 @@ _CALLS = frozenset((
 _CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 #: primitives that make arrays of nothing
 _MAKERS = frozenset(("iota", "random_seed", "rng_uniform", "pallas_call"))
+#: primitives that are a message among devices → the collective
+_COLLECTIVES: Mapping[str, str] = {
+    **dict.fromkeys(("psum", "psum2", "psum_invariant", "pmax", "pmin"), "all_reduce"),
+    **dict.fromkeys(("all_gather", "all_gather_invariant", "all_gather_reduced"), "all_gather"),
+    "reduce_scatter": "reduce_scatter", "psum_scatter": "reduce_scatter", "all_to_all": "all_to_all",
+    "ragged_all_to_all": "all_to_all", "ppermute": "ppermute",
+}  # fmt: skip
 #: names of operands, where formulas ask for them
 OPERANDS: Mapping[str, tuple[str, ...]] = {
     "dot_general": ("lhs", "rhs"), "conv_general_dilated": ("lhs", "rhs"), "pad": ("operand", "padding_value"),
@@ -65,6 +73,8 @@ class JaxprWriter:
     notes: dict[str, None] = field(default_factory=dict)
     phase: str = "forward"
     _scopes: list[str] = field(default_factory=list)
+    #: of the shard_map that is being written: axes of its mesh and their sizes, in order
+    _mesh: Mapping[str, int] = field(default_factory=dict)
     _places: dict[Any, tuple[str, str]] = field(default_factory=dict)
 
     def closed(self, closed: ClosedJaxpr, given: Sequence[int | None]) -> list[int | None]:
@@ -152,8 +162,38 @@ class JaxprWriter:
     def _call(self, eqn: Any, given: Sequence[int | None]) -> list[int | None]:
         inner = next(eqn.params[key] for key in _CALLED if key in eqn.params)
         if eqn.primitive.name == "shard_map":
-            given = [self._shard(value, var) for value, var in zip(given, inner.invars, strict=True)]
+            return self._shard_map(eqn, inner, given)
         return self.closed(inner, given) if isinstance(inner, ClosedJaxpr) else self.run(inner, given)
+
+    def _shard_map(self, eqn: Any, inner: Jaxpr, given: Sequence[int | None]) -> list[int | None]:
+        """What the first device of a mesh does, on its parts of the arrays."""
+        outer, self._mesh = self._mesh, dict(eqn.params["mesh"].shape)
+        devices = int(np.prod([*self._mesh.values()], dtype=int))
+        self.notes[f"a shard_map over {devices:,} devices is what the first of them does"] = None
+        own = [self._shard(value, var) for value, var in zip(given, inner.invars, strict=True)]
+        made = self.run(inner, own)
+        self._mesh = outer
+        return made
+
+    def _collective(self, eqn: Any, given: Sequence[int | None]) -> list[int | None]:
+        """A message among the devices along some axes of the mesh, that of the first device."""
+        name = eqn.primitive.name
+        said = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+        axes = [said] if isinstance(said, str) else [axis for axis in said if isinstance(axis, str)]
+        places, step = [0], 1
+        for axis, size in reversed([*self._mesh.items()]):
+            if axis in axes:
+                places = [place + step * number for number in range(size) for place in places]
+            step *= size
+        attributes = {"ranks": len(places), "group": ranks_text(sorted(places))}
+        inputs = [value for value in given if value is not None]
+        outputs = [self._array(var.aval) for var in eqn.outvars]
+        if inputs and len(places) > 1:
+            self.writer.op(
+                f"lax.{_COLLECTIVES[name]}", inputs, outputs, arguments=["operand"] * len(inputs), attributes=attributes
+            )
+            return [*outputs]
+        return [*given][: len(eqn.outvars)]
 
     def _shard(self, value: int | None, var: Any) -> int | None:
         """The part of an array that the first device has."""
@@ -282,6 +322,7 @@ _SPECIAL: Mapping[str, Callable[[JaxprWriter, Any, list[int | None]], list[int |
     "cond": JaxprWriter._cond,
     "split": JaxprWriter._split,
     "pallas_call": JaxprWriter._pallas,
+    **dict.fromkeys(_COLLECTIVES, JaxprWriter._collective),
     "dynamic_slice": JaxprWriter._take,
     "dynamic_update_slice": JaxprWriter._update,
 }

@@ -34,6 +34,7 @@ _FIXES = {
     "nll_loss_backward.default got mixed torch.Tensor and DTensor": (
         "loss_parallel holds in backward too, which memwall runs: enter it in model(), with loss_parallel().__enter__()"
     ),
+    "must be >= the product of mesh_shape": "say how many devices there are with --world N, and --cluster NAME",
     "no ranks along an axis of the mesh": "there are fewer than the program divides: start it with a larger --world",
     "more than 1 value per channel when training": (
         "a batch norm in training needs two samples: make inputs of two (--batch 2 where the target takes a batch)"

@@ -315,3 +315,27 @@ def test_a_record_holds_the_same_profile(tmp_path):
     again = memwall.Profile.load(tmp_path / "made.json")
     assert again.to_json() == made.to_json()
     assert again.environment == {"jax": jax.__version__}
+
+
+def test_messages_of_a_shard_map_are_those_of_its_first_device():
+    from jax.sharding import AbstractMesh, PartitionSpec
+
+    mesh = AbstractMesh((4, 2), ("data", "model"))
+
+    @jax.shard_map(mesh=mesh, in_specs=PartitionSpec("data", "model"), out_specs=PartitionSpec("data", None))
+    def function(x):
+        return lax.psum(x @ x.T, "model") + 0 * lax.psum(x.sum(), ("data", "model"))
+
+    made = memwall.profile(function, (shape(64, 32),), gpu="h100-sxm", cluster="dgx-h100")
+    messages = [op for op in made.graph.ops if op.op_class == "communication"]
+    assert [(op.name, op.attributes["ranks"], op.attributes["group"]) for op in messages] == [
+        ("lax.all_reduce", 2, "0-1"), ("lax.all_reduce", 8, "0-7"),
+    ]  # fmt: skip
+    assert made.model_flops == 2 * 16 * 16 * 16
+    assert cost_of(made, "all_reduce").link_bytes == 16 * 16 * 4  # half of it to the other one, both ways
+
+
+def test_a_program_of_many_devices_needs_to_be_told_how_many(tmp_path):
+    text = 'def model():\n    jax.make_mesh((4, 4), ("a", "b"))\n    return jnp.tanh\n'
+    with pytest.raises(UsageError, match=r"product of mesh_shape.*--world N"):
+        memwall.profile(_file(tmp_path, text + dedent(INPUTS)), gpu="h100-sxm")

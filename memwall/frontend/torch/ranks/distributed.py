@@ -94,8 +94,8 @@ def fake_groups() -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_rank(rank: int, world: int, per_node: int) -> Iterator[None]:
-    """While open, a program finds what ``torchrun`` tells this rank of so many, ``per_node`` on each node; its process
-    group ends with it."""
+    """While open, a program finds what ``torchrun`` tells this rank of so many, ``per_node`` on each node, and JAX as
+    many devices; its process group ends with it."""
     told = {
         "RANK": rank,
         "WORLD_SIZE": world,
@@ -104,6 +104,7 @@ def as_rank(rank: int, world: int, per_node: int) -> Iterator[None]:
         "GROUP_RANK": rank // per_node,
         "GROUP_WORLD_SIZE": -(-world // per_node),
         "MASTER_PORT": 29500,
+        "JAX_NUM_CPU_DEVICES": world,
     }
     environment = {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in told.items()}}
     with patch.dict(os.environ, environment), own_group(), fake_groups():
