@@ -7,7 +7,7 @@ over ``model`` (Megatron's division), written with ``NamedSharding``; XLA's part
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 LAYERS, WIDTH, HEADS, VOCABULARY, TOKENS = 4, 2048, 16, 32000, 1024
 SIZE = WIDTH // HEADS
@@ -46,7 +46,7 @@ def optimizer():
 
 
 def inputs(batch=16):
-    mesh = jax.make_mesh((4, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    mesh = AbstractMesh((4, 4), ("data", "model"))
 
     def array(*shape, axes=(), dtype=jnp.bfloat16):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(*axes)))
