@@ -78,10 +78,10 @@ def _ranks(made: Profile, target: str, gpus: tuple[str, ...], workload: dict[str
 def command(target: str, out: Out, **given: Any) -> None:
     """Say where each microsecond of TARGET would go, or went.
 
-    TARGET is model.py, model.py:name, package.module:name, hf:FOLDER_OR_CONFIG_JSON, an ONNX (.onnx) or StableHLO
-    file (.mlir, .jax), or a saved profile (.json), which is simulated again on the GPUs given. Or it is a trace of
-    PyTorch's profiler (.json, .json.gz): then each kernel's measured time is shown next to its FLOPs, bytes, wall and
-    modeled time on the GPU that it ran on.
+    TARGET is model.py, model.py:name, package.module:name, hf:FOLDER_OR_CONFIG_JSON, an ONNX (.onnx), StableHLO
+    (.mlir, .jax) or HLO file (.hlo, .txt), or a saved profile (.json), which is simulated again on the GPUs given. Or
+    it is a trace of PyTorch's profiler (.json, .json.gz): then each kernel's measured time is shown next to its FLOPs,
+    bytes, wall and modeled time on the GPU that it ran on.
 
     A model file has model() and inputs(); or workload(); or a class Model and get_inputs(). loss(output) and
     optimizer(parameters) are used if defined. Nothing is run: no GPU, no weights.

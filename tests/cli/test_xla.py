@@ -1,0 +1,30 @@
+"""The policy xla from the command line, on a dump of HLO, which needs neither JAX nor a compiler."""
+
+from pathlib import Path
+
+from tests.unit.places import ROOT
+
+DUMP = ROOT / "tests" / "data" / "hlo" / "mlp_h100-sxm.hlo"
+
+
+def test_a_dump_is_profiled_by_its_own_kernels(run, folder):
+    done = run("profile", DUMP, "--gpu", "h100-sxm", "--policy", "xla", "memwall")
+    assert done.code == 0, done.err
+    line = next(line.split() for line in done.out.splitlines() if line.split()[:1] == ["xla"])
+    assert line[4] == "3"  # launches, which stand behind time, speed-up and share of what ideal wins
+    assert "optimized program: policy xla has its kernels" in " ".join(done.out.split())
+
+
+def test_a_record_of_it_cannot_be_compiled_for_another_gpu(run, folder):
+    assert run("profile", DUMP, "--gpu", "h100-sxm", "--policy", "xla", "-o", "mlp.json").code == 0
+    done = run("profile", "mlp.json", "--gpu", "a100-80gb-sxm", "--policy", "xla")
+    assert "policy xla compiles the program itself, and the record of mlp_h100-sxm has none" in done.error
+
+
+def test_what_is_cut_off_is_one_line(run, folder):
+    Path("cut.hlo").write_text(DUMP.read_text(encoding="utf-8")[:3000], encoding="utf-8")
+    assert "cut.hlo, line " in run("profile", "cut.hlo", "--gpu", "h100-sxm", "--policy", "xla").error
+
+
+def test_a_gpu_that_xla_does_not_compile_for_prices_a_dump_still(run, folder):
+    assert run("profile", DUMP, "--gpu", "mi300x", "--policy", "xla").code == 0
