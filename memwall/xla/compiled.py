@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from memwall.core.errors import UsageError
-from memwall.core.graph import Graph, distinct_bytes
+from memwall.core.graph import Graph, Value, distinct_bytes
+from memwall.core.units import size
 from memwall.frontend.hlo import parse
 from memwall.frontend.hlo.graph import graph_of
 from memwall.frontend.hlo.module import HloArray
@@ -28,8 +29,8 @@ from memwall.xla.compiling import LIMIT_S, Executable, check_installed, compile_
 from memwall.xla.demand import demand_of
 from memwall.xla.target import target_of
 
-#: the memory space of a device's DRAM
-DRAM = 0
+#: memory spaces: a device's DRAM, and the host's memory
+DRAM, HOST = 0, 5
 #: kinds of kernels that a compiler generates: those of fusions
 GENERATED = frozenset(("loop", "input", "output", "custom"))
 #: how text of HLO begins
@@ -124,7 +125,10 @@ def planned(
     read = graph_of(parse(text, name), arguments, max_ops)
     costs = graph_costs(read.graph)
     plan = plan_of(read, costs, gpu, peak)
-    return CompiledProgram(read.graph, costs, plan, peak, read.notes, text, read.layouts)
+    notes = read.notes
+    if hosted := sum(array.spec.nbytes for array in read.layouts.values() if array.space == HOST):
+        notes = (*notes, f"{size(hosted)} are moved to or from the host's memory, over a link that is not modeled.")
+    return CompiledProgram(read.graph, costs, plan, peak, notes, text, read.layouts)
 
 
 def plan_of(read: HloGraph, costs: Sequence[Cost], gpu: Gpu, peak: int | None = None) -> Plan:
@@ -132,34 +136,47 @@ def plan_of(read: HloGraph, costs: Sequence[Cost], gpu: Gpu, peak: int | None = 
     pricer = Pricer(read.graph, costs, gpu)
     pricer.placement = Placement([Part(kernel.op_ids) for kernel in read.kernels])
     values = read.graph.values
-    on_chip = frozenset(values[i].storage for i, array in read.layouts.items() if array.space != DRAM)
-    return Plan("xla", tuple(_group(pricer, kernel, on_chip) for kernel in read.kernels), peak_bytes=peak)
+    #: storage → the share of its bytes that are not in DRAM: all of another memory, half a byte of each 4 bits
+    absent = {
+        values[i].storage: 1.0 if array.space != DRAM else 1 - array.bits / 8
+        for i, array in read.layouts.items()
+        if array.space != DRAM or array.bits < 8
+    }
+    return Plan("xla", tuple(_group(pricer, kernel, absent) for kernel in read.kernels), peak_bytes=peak)
 
 
-def _group(pricer: Pricer, kernel: HloKernel, on_chip: frozenset[int]) -> Group:
+def _group(pricer: Pricer, kernel: HloKernel, absent: Mapping[int, float]) -> Group:
     if kernel.kind in _JOINED:
         return not_run(kernel.op_ids)
     if len(kernel.op_ids) == 1 and kernel.kind not in GENERATED:
         group = pricer.alone(kernel.op_ids[0])
+        reads: Mapping[int, int] = _by_storage(pricer.graph, group.reads)
     else:
         group = pricer.group(kernel.op_ids)
         demand = demand_of(pricer, group)
-        read_bytes = min(group.cost.read_bytes, demand.read_bytes)
-        group = replace(group, cost=replace(group.cost, read_bytes=read_bytes, flops=demand.flops))
+        reads = demand.reads
+        cost = replace(group.cost, read_bytes=min(group.cost.read_bytes, demand.read_bytes), flops=demand.flops)
         rows = [loop.rows for i in kernel.op_ids if (loop := pricer.loops[i]).kind == "row"]
-        cost = with_launches(group.cost, thread_blocks=max(rows, default=None))
-        group = replace(group, cost=cost)
-    source = pricer.graph.ops[kernel.op_ids[-1]].source
-    return replace(group, cost=_off_chip(pricer.graph, group, on_chip), name=kernel.name, source=source)
+        group = replace(group, cost=with_launches(cost, thread_blocks=max(rows, default=None)))
+    cost = _less(group.cost, *(_absent(some, absent) for some in (reads, _by_storage(pricer.graph, group.writes))))
+    return replace(group, cost=cost, name=kernel.name, source=pricer.graph.ops[kernel.op_ids[-1]].source)
 
 
-def _off_chip(graph: Graph, group: Group, on_chip: frozenset[int]) -> Cost:
-    """The cost without the bytes of storages that are not in DRAM."""
-    cost = group.cost
-    reads, writes = (
-        distinct_bytes([value for i in ids if (value := graph.values[i]).storage in on_chip])
-        for ids in (group.reads, group.writes)
-    )
+def _by_storage(graph: Graph, ids: Sequence[int]) -> dict[int, int]:
+    """Storage → bytes of some values in it."""
+    found: dict[int, list[Value]] = {}
+    for value in (graph.values[i] for i in ids):
+        found.setdefault(value.storage, []).append(value)
+    return {storage: distinct_bytes(values) for storage, values in found.items()}
+
+
+def _absent(moved: Mapping[int, int], absent: Mapping[int, float]) -> int:
+    """Of bytes by storage, those that are not in DRAM. ``absent``: storage → its share of them."""
+    return round(sum(absent.get(storage, 0.0) * nbytes for storage, nbytes in moved.items()))
+
+
+def _less(cost: Cost, reads: int, writes: int) -> Cost:
+    """The cost with fewer bytes read and written."""
     if not reads and not writes:
         return cost
     less = replace(cost, read_bytes=max(cost.read_bytes - reads, 0), write_bytes=max(cost.write_bytes - writes, 0))

@@ -21,10 +21,17 @@ _PICKING = ("lax.gather", "lax.dynamic_slice")
 
 @dataclass(frozen=True)
 class Demand:
-    """Bytes of the inputs of a kernel that it touches, and FLOPs that it does, by pipe."""
+    """Bytes of the inputs of a kernel that it touches, by storage; what it reads of results that it updates; and FLOPs
+    that it does, by pipe."""
 
-    read_bytes: int
+    reads: Mapping[int, int]
+    updated_bytes: int
     flops: Mapping[Pipe, int]
+
+    @property
+    def read_bytes(self) -> int:
+        """All that it reads."""
+        return sum(self.reads.values()) + self.updated_bytes
 
 
 #: a view of what is read → elements of it that are asked for: the same ones, where several ops read the same view
@@ -58,7 +65,7 @@ def demand_of(pricer: Pricer, group: Group) -> Demand:
             view = read.offset, read.spec
             of_it[view] = max(of_it.get(view, 0), round(share * elements))
         beyond += max(cost.read_bytes - distinct_bytes([values[v] for v in op.inputs]), 0)
-    return Demand(beyond + sum(map(_bytes, touched.values())), flops)
+    return Demand({storage: _bytes(views) for storage, views in touched.items()}, beyond, flops)
 
 
 def _share(asked: Asked, whole: TensorSpec) -> float:

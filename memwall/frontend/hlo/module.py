@@ -19,13 +19,15 @@ from memwall.core.graph import TensorSpec
 class HloArray:
     """An array: dtype as memwall names it, sizes in elements, and how it lies in memory. ``minor_to_major``: the axes
     from the fastest; ``tiles``: of a TPU, sizes of nested tiles of the minor axes; ``space``: 0 is DRAM, on a TPU 1 is
-    VMEM and 2 is for flags of synchronisation, on a host 5."""
+    VMEM and 2 is for flags of synchronisation, 5 the host's memory; ``bits`` of an element, where they are fewer than a
+    byte."""
 
     dtype: str
     shape: tuple[int, ...]
     minor_to_major: tuple[int, ...]
     tiles: tuple[tuple[int, ...], ...] = ()
     space: int = 0
+    bits: int = 8
 
     @property
     def strides(self) -> tuple[int, ...]:

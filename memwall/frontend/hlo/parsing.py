@@ -32,6 +32,7 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _OPERAND = re.compile(r"%?([\w.\-]+)\s*$")
 _TILE = re.compile(r"\(([\d,*]*)\)")
 _SPACE = re.compile(r"S\((\d+)\)")
+_BITS = re.compile(r"E\((\d+)\)")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _ROW = re.compile(r"^(\d+)\s+(.*)$")
 _FIELD = re.compile(r"(\w+)=(\d+)")
@@ -190,13 +191,14 @@ def shape_of(text: str) -> HloShape:
         raise ValueError(f"the layout does not fit the shape: {_shown(text)}")
     _, has_tiles, tiled = rest.partition("T")
     tiles = _TILE.findall(re.split(r"[A-Z]", tiled)[0]) if has_tiles else []
-    space = _SPACE.search(rest)
+    space, bits = _SPACE.search(rest), _BITS.search(rest)
     return HloArray(
         DTYPES[dtype],
         shape,
         axes,
         tuple(tuple(int(size) if size.isdecimal() else 1 for size in tile.split(",")) for tile in tiles),
         int(space[1]) if space else 0,
+        min(int(bits[1]), 8) if bits else 8,
     )
 
 

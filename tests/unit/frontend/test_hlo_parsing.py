@@ -70,7 +70,7 @@ def test_arrays_of_a_tpu_lie_in_tiles_and_in_vmem():
         ("f32[]", HloArray("float32", (), ())),
         ("pred[3]", HloArray("bool", (3,), (0,))),
         ("f32[<=8,2]{1,0}", HloArray("float32", (8, 2), (1, 0))),
-        ("s4[8,2]{1,0:E(4)}", HloArray("int4", (8, 2), (1, 0))),
+        ("s4[8,2]{1,0:T(8,128)(2,1)E(4)}", HloArray("int4", (8, 2), (1, 0), ((8, 128), (2, 1)), 0, 4)),
         ("f8e4m3fn[4]{0}", HloArray("float8_e4m3fn", (4,), (0,))),
         ("token[]", ()),
         ("(f32[2]{0}, /*index=1*/(s8[], u32[]{:S(2)}))", (

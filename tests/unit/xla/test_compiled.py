@@ -103,6 +103,22 @@ def test_what_is_gathered_of_a_sum_is_all_that_is_added():
     assert found == (4 * 64 * 2 + 4 * 4, 4 * 64 * 2, 4 * 64)
 
 
+def test_numbers_of_four_bits_are_half_a_byte():
+    """64 x 128 of them become bfloat16."""
+    found = fused("ROOT %c = bf16[64,128]{1,0} convert(%p0)", "s4[64,128]{1,0:E(4)}", "bf16[64,128]{1,0}")
+    assert found[:2] == (64 * 128 // 2, 64 * 128 * 2)
+
+
+def test_what_goes_to_the_host_is_noted():
+    text = (
+        "HloModule f, is_scheduled=true\n\nENTRY %main (x: f32[256]) -> f32[256] {\n  %x = f32[256]{0} parameter(0)\n"
+        "  %s = (f32[256]{0:S(5)}, f32[256]{0}, u32[]) copy-start(%x)\n"
+        "  ROOT %d = f32[256]{0:S(5)} copy-done(%s)\n}\n"
+    )
+    made = planned(text, load_gpu("h100-sxm"))
+    assert made.notes == ("1.02 kB are moved to or from the host's memory, over a link that is not modeled.",)
+
+
 def test_what_a_sum_over_rows_asks_for_is_all_of_them():
     add = "%add (a: f32[], b: f32[]) -> f32[] {\n  %a = f32[] parameter(0)\n  %b = f32[] parameter(1)\n"
     text = (
