@@ -15,7 +15,7 @@ from memwall.core.question import completed, options_of, signature_of
 from memwall.frontend.hlo.sheet import HloArgument
 from memwall.frontend.program import Program, TraceOptions, TraceResult
 from memwall.frontend.targets.seeds import seeded
-from memwall.frontend.targets.sizes import MODES, split_sizes
+from memwall.frontend.targets.sizes import MODES
 from memwall.fusion import check_policies
 from memwall.fusion.policies import COMPILED, COMPILING, POLICIES, REWRITING
 from memwall.hardware.chips import chip_of
@@ -29,6 +29,7 @@ from memwall.ops.sdpa import GENERATIONS, Backends, runs_on
 from memwall.record.profile import Profile
 from memwall.record.traced import Traced
 from memwall.step import ATTENTION, Step
+from memwall.subjects import subject_of
 from memwall.wings import part
 
 if TYPE_CHECKING:
@@ -68,8 +69,11 @@ def profile(
         UsageError: the model, its inputs or an option is wrong.
         MissingError: an optional dependency is missing.
     """
-    say = progress or (lambda message: None)
-    return _made(module_or_target, inputs, gpu, policy_names(policy), loss, say, completed(Step, step))
+
+    def subject(asked: Step, gpu: Gpu) -> Workload | Program:
+        return subject_of(module_or_target, asked, gpu, inputs, loss)
+
+    return _made(subject, gpu, policy_names(policy), progress or (lambda message: None), completed(Step, step))
 
 
 def profile_beside(
@@ -77,15 +81,17 @@ def profile_beside(
 ) -> Profile:
     """As :func:`profile`, of one of several targets that stand side by side: policies that are of other programs are
     left out. Raises ``UsageError``: none is left, or as there."""
-    return _made(target, None, gpu, policy_names(policy), None, say, completed(Step, step), beside=True)
+
+    def subject(asked: Step, gpu: Gpu) -> Workload | Program:
+        return subject_of(target, asked, gpu)
+
+    return _made(subject, gpu, policy_names(policy), say, completed(Step, step), beside=True)
 
 
 def _made(
-    module_or_target: Any,
-    inputs: Any,
+    subject: Callable[[Step, Gpu], Workload | Program],
     gpu: Names | None,
     policies: Sequence[str],
-    loss: Callable[[Any], Any] | None,
     say: Callable[[str], None],
     asked: Step,
     *,
@@ -95,7 +101,7 @@ def _made(
     _check_step(asked, gpus)
     check_policies(policies, gpus)
     with uncollected(), seeded(), started(asked["world"], asked["rank"], gpus[0]):
-        workload = subject_of(module_or_target, asked, gpus[0], inputs, loss)
+        workload = subject(asked, gpus[0])
         policies = _applying(policies, isinstance(workload, Program), workload.name, beside=beside)
         say(f"tracing {workload.name}")
         compiled = set(policies) == {"inductor"}
@@ -441,72 +447,3 @@ def _check(option: str, value: str, choices: tuple[str, ...]) -> None:
 
 def policy_names(policy: str | Iterable[str]) -> tuple[str, ...]:
     return (policy,) if isinstance(policy, str) else tuple(policy)
-
-
-def workload_of(
-    target: Any, step: Mapping[str, Any], gpu: Gpu, inputs: Any = None, loss: Callable[[Any], Any] | None = None
-) -> Workload:
-    """The workload of a target, as :func:`subject_of`; a UsageError where it is another program."""
-    found = subject_of(target, step, gpu, inputs, loss)
-    if isinstance(found, Program):
-        raise UsageError(f"{found.target} is {found.kind}, and this needs a PyTorch module")
-    return found
-
-
-def _with_optimizer(program: Program, optimizer: Any) -> Program:
-    """The program with the optimizer that is asked for in place of its own. Raises ``UsageError``: it has none."""
-    if optimizer == "adamw":
-        return program
-    if not hasattr(program, "optimizer"):
-        raise UsageError(f"{program.target or program.name} is {program.kind}, which has no use for --optimizer")
-    changed: Program = replace(program, optimizer=optimizer)  # type: ignore[call-arg]
-    return changed
-
-
-def subject_of(
-    target: Any, step: Mapping[str, Any], gpu: Gpu, inputs: Any = None, loss: Callable[[Any], Any] | None = None
-) -> Workload | Program:
-    """The workload or the program of a target, made for a GPU; ``step`` has options of a step, the others are arguments
-    and errors as of :func:`profile`."""
-    from memwall.frontend.targets import Workload, named
-    from memwall.frontend.targets.contract import is_of_jax
-    from memwall.frontend.targets.target import is_saved
-
-    sizes, optimizer = split_sizes(step)[0], step.get("optimizer", "adamw")
-    specs, mode, dims = step.get("input_specs") or (), step.get("mode") or "inference", step.get("dims") or ()
-    given = [name for name, size in {**sizes, "input_specs": specs, "dims": dims}.items() if size not in (None, ())]
-    if given and not isinstance(target, (str, Path)):
-        raise UsageError(
-            f"{', '.join(given)} belongs to a model file or to hf:, whose inputs are made to it: give a module inputs"
-            " of that size"
-        )
-    if isinstance(target, (str, Path)):
-        if is_saved(str(target)):
-            raise UsageError(
-                f"{target} is a saved profile, traced already: read it with memwall.Profile.load({str(target)!r}), and"
-                " put it on other GPUs with memwall.compare(profile, gpu=[...])"
-            )
-        workload = named(str(target), **sizes, input_specs=specs, mode=mode, gpu=gpu, dims=dims)
-        if isinstance(workload, Program):
-            return _with_optimizer(workload, optimizer)
-        if inputs is not None:
-            workload = replace(workload, inputs=inputs, samples=None)
-    elif isinstance(target, Program):
-        return target
-    elif isinstance(target, Workload):
-        workload = target
-    else:
-        if inputs is None:
-            raise UsageError("profile() needs inputs for a module: a tuple or a dict of tensors")
-        if is_of_jax(target, inputs):
-            from memwall.frontend.jax.targets import program_of
-
-            name = getattr(target, "__name__", type(target).__name__)
-            return program_of(target, inputs, name=name, target="", loss=loss, optimizer=optimizer)
-        workload = Workload(target, inputs, name=type(target).__name__, optimizer=optimizer)
-    changes: dict[str, Any] = {}
-    if loss is not None:
-        changes["loss"] = loss
-    if optimizer != "adamw" or workload.optimizer is None:
-        changes["optimizer"] = optimizer
-    return replace(workload, **changes) if changes else workload

@@ -12,8 +12,9 @@ from typing import Any
 
 from memwall.frontend.targets.seeds import seeded
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
-from memwall.pipeline import started, workload_of
+from memwall.pipeline import started
 from memwall.record.profile import Profile
+from memwall.subjects import workload_of
 
 
 def profile_ranks(

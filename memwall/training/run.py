@@ -28,10 +28,10 @@ from memwall.hardware.cluster import hardware_of, load_cluster
 from memwall.hardware.gpu import Gpu
 from memwall.hardware.host import Host
 from memwall.hardware.links import Cluster
-from memwall.pipeline import workload_of
 from memwall.record.kernels import short_name
 from memwall.record.profile import Profile
 from memwall.simulate.memory import reserved_bytes
+from memwall.subjects import workload_of
 from memwall.training.block_reader import peak_op
 from memwall.training.blocks import Blocks
 from memwall.training.layout import Parallelism

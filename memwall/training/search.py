@@ -22,10 +22,10 @@ from memwall.hardware.cluster import hardware_of, load_cluster
 from memwall.hardware.links import Cluster
 from memwall.hardware.prices import prices_among
 from memwall.perfmodel.roofline import least_compute_s
-from memwall.pipeline import workload_of
 from memwall.record.profile import Profile
 from memwall.simulate.memory import reserved_bytes
 from memwall.simulate.pipeline import in_flight
+from memwall.subjects import workload_of
 from memwall.training.blocks import Block, Blocks, BlockWork
 from memwall.training.candidates import LayoutCandidate, check_among, layouts, no_layout, wanted
 from memwall.training.layout import Parallelism

@@ -14,7 +14,7 @@ from tests.unit.places import ROOT
 #: the analyzer, in the order in which the data flows; nothing imports the package itself
 ANALYZER = (
     "wings", "core", "hardware", "ops", "perfmodel", "frontend", "fusion", "simulate", "record", "analysis", "step",
-    "pipeline",     "programs", "trace_cache", "points", "report", "cli",
+    "subjects", "pipeline", "programs", "trace_cache", "points", "report", "cli",
 )  # fmt: skip
 #: what the package is from outside: it may name anything
 OUTSIDE = ("__init__", "__main__")

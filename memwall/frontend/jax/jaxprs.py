@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jax._src import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from memwall.core.ranks import ranks_text
@@ -304,14 +303,14 @@ class JaxprWriter:
         found = self._places.get(traceback)
         if found is None:
             frames = []
-            for frame in source_info_util.user_frames(traceback) if traceback is not None else ():
+            for frame in traceback.frames if traceback is not None else ():
                 if frame.file_name.startswith(_FOLDER):
                     break
                 if not is_machinery(frame.file_name):
                     frames.append(frame)
             names = [frame.function_name.rpartition(".")[2] for frame in reversed(frames)]
             chain = ".".join(name for name in names[1:] if name.isidentifier())
-            source = f"{portable(frames[0].file_name)}:{frames[0].start_line}" if frames else ""
+            source = f"{portable(frames[0].file_name)}:{frames[0].line_num}" if frames else ""
             found = self._places[traceback] = (chain, source)
         return found
 
