@@ -56,7 +56,7 @@ WINGS: Mapping[str, Wing] = {
     "xla": Wing(
         about="what XLA would compile a JAX program to, for a device that is not there",
         policies={"xla": "compiled.xla_plan"},
-        parts={**_each("compiled", "compiled planned")},
+        parts={**_each("compiled", "compiled plan_of planned")},
     ),
     "fuse": Wing(
         about="what fusion would win, what it misses and why, and the code of it",

@@ -73,6 +73,10 @@ def _ranks(made: Profile, target: str, gpus: tuple[str, ...], workload: dict[str
 )  # fmt: skip
 @click.option("--ncu", metavar="FILE.csv", help="Nsight Compute's report of the same run, with a profiler's trace.")
 @click.option(
+    "--hlo", metavar="PATH",
+    help="With a trace of XLA's profiler: its optimized programs, a file or the folder of --xla_dump_to.",
+)  # fmt: skip
+@click.option(
     "--rules", is_flag=True, is_eager=True, expose_value=False, callback=_print_rules, help="Print the counting rules."
 )
 def command(target: str, out: Out, **given: Any) -> None:
@@ -95,7 +99,7 @@ def command(target: str, out: Out, **given: Any) -> None:
         part("training.profile_parallel")(target, given, out)
     else:
         options.refuse_given("without --parallel LAYOUT", "scale", "state", "no_overlap")
-        options.refuse_given(f"on {target}, which is no profiler's trace", "others", "ncu")
+        options.refuse_given(f"on {target}, which is no profiler's trace", "others", "ncu", "hlo")
         for name in _OF_LAYOUT:
             del given[name]
         _profile(target, out, **given)
@@ -105,7 +109,7 @@ def _trace(target: str, out: Out, given: dict[str, Any]) -> None:
     """A step that a profiler recorded, compared with its GPU."""
     page = part("traces.TraceReport")
     out.plan(page)
-    of = {name: given[name] for name in ("ncu", "cluster", "others")}
+    of = {name: given[name] for name in ("ncu", "hlo", "cluster", "others")}
     analysis = part("traces.analyse_file")(target, given["gpus"], **of)
     if analysis.other_vendor:
         out.messages.warn(analysis.other_vendor)
@@ -113,8 +117,8 @@ def _trace(target: str, out: Out, given: dict[str, Any]) -> None:
 
 
 #: keywords that a profiler's trace has an answer to, and keywords of a layout or a trace alone
-_OF_TRACE = ("gpus", "cluster", "ncu", "others", "top", "sort", "by")
-_OF_LAYOUT = ("layout", "scale", "state", "no_overlap", "others", "ncu")
+_OF_TRACE = ("gpus", "cluster", "ncu", "hlo", "others", "top", "sort", "by")
+_OF_LAYOUT = ("layout", "scale", "state", "no_overlap", "others", "ncu", "hlo")
 
 
 def _profile(

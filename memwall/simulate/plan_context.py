@@ -93,7 +93,7 @@ class PlanContext:
             aside = bool(starts.stream) and starts.op_class == "movement"
             number = first.setdefault((ops, number_of_cost, phase, again, reuse, aside), len(kinds))
             if number == len(kinds):
-                label = _label(graph, group, costs)
+                label = label_of(graph, group, costs)
                 members = [graph.ops[i] for i in group.op_ids]
                 multiplies = any(op.op_class in MODEL_CLASSES for op in members)
                 awaited = any("to_host" in (op.attributes or ()) for op in members)
@@ -177,7 +177,7 @@ class Issued:
         return found
 
 
-def _label(graph: Graph, group: Group, costs: Sequence[Cost]) -> tuple[str, str]:
+def label_of(graph: Graph, group: Group, costs: Sequence[Cost]) -> tuple[str, str]:
     """The kernel's name, from all its ops, and its class: the first in order that explains half of what the kernel
     does, as a product does with what is fused to it, else the one that explains most."""
     ops = [graph.ops[i] for i in group.op_ids]

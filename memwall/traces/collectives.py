@@ -52,7 +52,7 @@ class TracedMessage(NamedTuple):
 def traced_message(row: Launches, trace: ProfilerTrace) -> TracedMessage:
     """The message of a row of communication: as its kernel says, else as the ops around its launch do."""
     kernel = row.kernels[0]
-    around = [op for op in trace.around(row.op) if op.name.startswith(_RECORDED)]
+    around = [op for op in trace.around(row.op) if op.name.startswith(_RECORDED) or "Collective name" in op.attributes]
     stated = (kernel.attributes, *(op.attributes for op in around))
     said = [str(attributes["Collective name"]) for attributes in stated if attributes.get("Collective name")]
     name = next(iter((*said, *(op.name for op in around), kernel.name))).lower()

@@ -1,4 +1,4 @@
-"""``memwall profile trace.json(.gz)``: a profiler trace as the target."""
+"""``memwall profile trace.json(.gz)`` or ``run.xplane.pb``: a profiler trace as the target."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import stat
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from memwall.core.errors import UsageError
+from memwall.traces.xla import XSPACE
 
 if TYPE_CHECKING:
     from memwall.hardware.gpu import Gpu
@@ -23,12 +24,14 @@ _KEYS = {"[": ("ph", "ts", "pid", "cat"), "{": ("traceEvents", "schemaVersion", 
 
 
 def is_trace(path: str) -> bool:
-    """Whether a target is a profiler trace: an object with ``traceEvents`` or a list of events, packed or not, or a
-    packed file that is not a record of memwall. An unreadable file is not a trace: whoever opens it says why. Raises
-    ``UsageError``: it is another profiler's file, or a pipe or a device, which cannot be looked into before it is
-    read."""
+    """Whether a target is a profiler trace: an XSpace, an object with ``traceEvents`` or a list of events, packed or
+    not, or a packed file that is not a record of memwall. An unreadable file is not a trace: whoever opens it says why.
+    Raises ``UsageError``: it is another profiler's file, or a pipe or a device, which cannot be looked into before it
+    is read."""
     from memwall.frontend.targets.target import is_saved
 
+    if path.lower().endswith(XSPACE):
+        return True
     if not is_saved(path) and not path.lower().endswith(tuple(_ENDINGS)):
         return False
     try:
@@ -55,8 +58,7 @@ _ENDINGS = {
     ".ncu-rep": "a report of Nsight Compute", ".nsys-rep": "a report of Nsight Systems",
     ".qdrep": "a report of Nsight Systems", ".sqlite": "a database that Nsight Systems exported",
     ".db": "a database, as rocprofv3 writes it", ".pftrace": "a Perfetto trace, as rocprofv3 writes it",
-    ".otf2": "an OTF2 trace, as rocprofv3 writes it", ".xplane.pb": "a profile of XLA (JAX, TensorFlow, PyTorch/XLA)",
-    ".csv": "a table",
+    ".otf2": "an OTF2 trace, as rocprofv3 writes it", ".csv": "a table",
 }  # fmt: skip
 #: ending -> what else is to be done with the file, beside a trace of torch.profiler
 _BESIDE = {
@@ -87,22 +89,28 @@ def refuse_trace(path: str) -> None:
         raise UsageError(f"{path} is a profiler's trace, not a saved profile; memwall profile {path} reads it")
 
 
+class Beside(TypedDict, total=False):
+    """Files next to a trace: Nsight Compute's report, XLA's dump of optimized programs, traces of other ranks."""
+
+    ncu: str | None
+    hlo: str | None
+    others: Sequence[str]
+
+
 def analyse_file(
     path: str,
     names: Sequence[str | Gpu],
     *,
-    ncu: str | None = None,
     instead: Sequence[Gpu] = (),
     cluster: str | None = None,
-    others: Sequence[str] = (),
+    **beside: Unpack[Beside],
 ) -> TraceAnalysis:
-    """The analysis of a trace's file on the GPU given, else on its own, and if that is not known on the first of those
-    to take ``instead``. Raises ``UsageError``: the trace or the report of Nsight Compute is wrong, or its GPU is not
-    known."""
+    """The analysis of a trace's file, with those ``beside`` it, on the GPU given, else on its own, and if that is not
+    known on the first of those to take ``instead``. Raises ``UsageError``: a file is wrong, or its GPU is not known."""
     from memwall.traces.analysis import analyse
     from memwall.traces.reading import read_trace
 
-    trace = read_trace(path)
+    trace, ncu = read_trace(path, beside.get("hlo")), beside.get("ncu")
     if not trace.kernels:
         hint = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
         raise UsageError(f"{path} has no GPU kernels: {hint}")
@@ -120,7 +128,7 @@ def analyse_file(
         if not dram_bytes:
             raise UsageError(f"{ncu}: no kernel of it is one of {Path(path).name}; {'; '.join(joined.notes[:2])}")
         notes += joined.notes
-    ranks = [read_trace(other) for other in others]
+    ranks = [read_trace(other) for other in beside.get("others", ())]
     links = load_cluster(cluster) if cluster else cluster_of(gpu)
     return analyse(trace, gpu, dram_bytes=dram_bytes, notes=notes, cluster=links, others=ranks)
 

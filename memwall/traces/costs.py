@@ -184,7 +184,19 @@ def _triton(op: TracedOp) -> RowCost:
 # ---- copies
 
 
-_OVER_THE_LINK = ("HtoD", "DtoH", "PtoP", "HtoA", "AtoH", "HostToDevice", "DeviceToHost", "Host -> Device")
+_OVER_THE_LINK = (
+    "HtoD",
+    "DtoH",
+    "PtoP",
+    "MemcpyH2D",
+    "MemcpyD2H",
+    "MemcpyP2P",
+    "HtoA",
+    "AtoH",
+    "HostToDevice",
+    "DeviceToHost",
+    "Host -> Device",
+)
 
 
 def _copies(kernels: Sequence[TracedKernel]) -> RowCost | None:

@@ -45,12 +45,16 @@ _ARGUMENTS: Mapping[str, str] = {
     "collectivename": "Collective name", "inmsgnelems": "In msg nelems", "outmsgnelems": "Out msg nelems",
     "insplitsize": "In split size", "outsplitsize": "Out split size", "groupsize": "Group size",
     "dtype": "dtype", "processgroupname": "Process Group Name", "rank": "Rank",
+    # of XLA's profiler, as traces/xla/lanes.py hands them on
+    "hloop": "hlo_op", "hlomodule": "hlo_module", "programid": "program_id", "opname": "op_name", "tfop": "tf_op",
+    "hlocategory": "hlo_category", "longname": "long_name", "xlaflops": "flops", "modelflops": "model_flops",
+    "bytesaccessed": "bytes_accessed", "xlasource": "source", "asynchronous": "asynchronous",
 }  # fmt: skip
 
 #: arguments that are passed through, of Triton kernels, graphs and collectives: all that have no field of their own
 ATTRIBUTES = frozenset(_ARGUMENTS.values()).difference(
     ("correlation", "external", "sequence", "forward_thread", "dims", "types", "strides", "concrete", "stack", "device",
-     "block", "bytes")
+     "block", "bytes", "source")
 )  # fmt: skip
 
 #: kernels that move data between GPUs, by the name of their library (NCCL, RCCL, MSCCL, NVSHMEM, MORI, Transformer

@@ -138,7 +138,9 @@ def _facts(analysis: TraceAnalysis) -> list[tuple[str, str]]:
     pipes = analysis.pipes() or [gpu.ceiling_pipe(Pipe("tensor", "float16"))]
     peaks = ", ".join(f"{flop_rate(gpu.peak(pipe))} {pipe}" for pipe in pipes)
     shaped = f"{percent(analysis.shaped_share)} of GPU time, {percent(analysis.costed_of_shaped)} of that with figures"
-    unshaped = "none: record with torch.profiler.profile(record_shapes=True)"
+    remedy = (
+        "name the programs with --hlo" if trace.of_xla else "record with torch.profiler.profile(record_shapes=True)"
+    )
     partly = f"; {percent(analysis.partly_share)} FLOPs or bytes alone" if analysis.partly_share else ""
     facts = [
         ("trace", f"{trace.path_name}, {counted(trace.events, 'event')}"),
@@ -146,7 +148,7 @@ def _facts(analysis: TraceAnalysis) -> list[tuple[str, str]]:
         ("compared with", f"{gpu.name} ({gpu.full_name}, {bandwidth(gpu.dram_bytes_per_s)}, {peaks})"),
         ("GPU time", _gpu_time(analysis)),
         ("linked to an op", f"{percent(analysis.matched_share)} of GPU time"),
-        ("sizes recorded", shaped if analysis.shaped_share else unshaped),
+        ("sizes recorded", shaped if analysis.shaped_share else f"none: {remedy}"),
         ("with figures", f"{percent(analysis.costed_share)} of GPU time has FLOPs, bytes and a wall{partly}"),
     ]
     if analysis.modeled_of_s:

@@ -6,6 +6,7 @@ import math
 import os
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from memwall.traces.records import KernelKind, Ops, ProfilerStep, ProfilerTrace,
 from memwall.traces.stream import read_events
 from memwall.traces.timeline import busy_us, exposed_communication_us, gaps
 from memwall.traces.values import printable, whole_number
+from memwall.traces.xla.reading import is_xla, read_xla
 
 #: the second name of the devices is that of early 2021
 _DEVICES = ("deviceProperties", "computeProperties")
@@ -36,14 +38,25 @@ _OVERLAP = 0.01
 _CLOCKS_AGREE_US = 1000.0
 
 
-def read_trace(path: str | os.PathLike[str]) -> ProfilerTrace:
-    """Read a PyTorch profiler (Kineto) trace, ``.json`` or ``.json.gz``, and link its kernels to ops.
+def read_trace(path: str | os.PathLike[str], hlo: str | None = None) -> ProfilerTrace:
+    """Read a trace of PyTorch's profiler (Kineto), ``.json`` or ``.json.gz``, and link its kernels to ops; or one of
+    XLA's (``.xplane.pb``, ``.trace.json.gz``), and link them to instructions of HLO.
 
     The file is streamed; what is kept is some 70 bytes for each event that counts, and what is distinct among them.
+
+    Args:
+        hlo: with a trace of XLA, its dump of optimized programs: a file, or a folder.
 
     Raises:
         UsageError: no such file, truncated, damaged, not JSON, or not a profiler trace; says where.
     """
+    name = printable(Path(path).name)
+    if is_xla(path):
+        found = read_xla(path, hlo)
+        trace = _linked(found.recording, found.header, name, found.instructions.link)
+        return replace(trace, of_xla=True, programs=tuple(found.instructions.programs))
+    if hlo is not None:
+        raise UsageError(f"--hlo goes with a trace of XLA's profiler, and {path} is one of PyTorch's")
     recording = Recording()
     header = read_events(path, recording.keep, frozenset((*_DEVICES, _RANKS)))
     if not (len(recording.activities) or len(recording.spans) or recording.calls.start):
@@ -51,10 +64,19 @@ def read_trace(path: str | os.PathLike[str]) -> ProfilerTrace:
             f"{path} holds no event of the PyTorch profiler (cpu_op, cuda_runtime, kernel, ...): "
             "export one with torch.profiler.profile(...).export_chrome_trace(path)"
         )
-    return _linked(recording, header, printable(Path(path).name))
+    return _linked(recording, header, name, _by_launch)
 
 
-def _linked(recording: Recording, header: Mapping[str, Any], name: str) -> ProfilerTrace:
+#: kernels, the ops around their launches, and what the starts of kernels are relative to -> the ops that own them, and
+#: what there is to say of it
+Link = Callable[[TraceKernels, Ops, float], tuple[Ops, list[str]]]
+
+
+def _by_launch(kernels: TraceKernels, ops: Ops, base: float) -> tuple[Ops, list[str]]:
+    return ops, _launch_notes(kernels, ops)
+
+
+def _linked(recording: Recording, header: Mapping[str, Any], name: str, link: Link) -> ProfilerTrace:
     _drop_untimed(recording)
     base, end = _extent(recording)
     duplicates = _sort(recording)
@@ -67,17 +89,19 @@ def _linked(recording: Recording, header: Mapping[str, Any], name: str) -> Profi
     properties = next((header[key] for key in _DEVICES if key in header), None)
     counts = {device: len(own) for device, own in kernels.by_device().items()}
     devices = _devices(properties, counts)
+    idle = gaps(kernels, ops, recording, nesting, base)
+    ops, said = link(kernels, ops, base)
     return ProfilerTrace(
         path_name=name,
         devices=devices,
         ops=ops,
         kernels=kernels,
-        gaps=gaps(kernels, ops, recording, nesting, base),
+        gaps=idle,
         steps=tuple(ProfilerStep(text, start - base, dur) for start, dur, text in sorted(recording.steps)),
         span_us=end - base,
         busy_us=busy_us(kernels),
         exposed_communication_us=exposed_communication_us(kernels),
-        notes=tuple(_notes(recording, duplicates, kernels, ops, devices)),
+        notes=tuple(_notes(recording, duplicates, kernels, said, devices)),
         ranks=_ranks(header.get(_RANKS)),
         events=recording.events,
     )
@@ -159,7 +183,11 @@ def _kernels(recording: Recording, matches: Matches, owners: Owners, nesting: Ne
 
 
 def _notes(
-    recording: Recording, duplicates: int, kernels: TraceKernels, ops: Ops, devices: Sequence[TraceDevice]
+    recording: Recording,
+    duplicates: int,
+    kernels: TraceKernels,
+    of_links: Sequence[str],
+    devices: Sequence[TraceDevice],
 ) -> list[str]:
     """What was left out or cannot be known, one line each, in a fixed order."""
     notes = [f"{count} events {what} were left out" for what, count in sorted(recording.dropped.items()) if count]
@@ -167,7 +195,7 @@ def _notes(
         notes.append(f"{duplicates} GPU rows stand twice in the file and were counted once")
     if not kernels:
         notes.append("no GPU row: the profiler ran without a GPU or without ProfilerActivity.CUDA")
-    notes += _launch_notes(kernels, ops)
+    notes += of_links
     overlap, total = _overlap_us(kernels), sum(kernels.dur_us)
     if overlap > _OVERLAP * total:
         notes.append(f"GPU rows run {overlap:.0f} us into the next row of their stream: their durations are too long")

@@ -16,9 +16,12 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import eq, index
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 
 from memwall.core.units import size
+
+if TYPE_CHECKING:
+    from memwall.traces.xla.programs import Program
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -384,6 +387,8 @@ class ProfilerTrace:
     #: process group -> its ranks; "": all of them, where no group is listed or only one
     ranks: Mapping[str, int] = field(default_factory=nothing)
     events: int = 0  # of the file, most of which are no kernel
+    of_xla: bool = False  # recorded by XLA's profiler, in which ops are instructions of HLO
+    programs: tuple[Program, ...] = ()  # of such a trace the optimized HLO of what ran
 
     def around(self, op: TracedOp | int | None) -> Iterator[TracedOp]:
         """An op and those around it, innermost first."""

@@ -62,8 +62,9 @@ def is_call(op: TracedOp) -> bool:
 
 
 def can_be_costed(op: TracedOp) -> bool:
-    """Whether the op's shapes were recorded and a schema, or a Triton kernel's name, identifies them."""
-    return bool(op.dims) and (is_triton(op) or bool(schemas_of(op.name)))
+    """Whether the op is an instruction of HLO, or its shapes were recorded and a schema, or a Triton kernel's name,
+    identifies them."""
+    return "hlo_op" in op.attributes or (bool(op.dims) and (is_triton(op) or bool(schemas_of(op.name))))
 
 
 class KernelRows(ColumnTable[Launches]):

@@ -245,7 +245,6 @@ def test_an_unknown_gpu_is_refused_with_the_nearest_named(tmp_path: Path, run: A
     ("step.ncu-rep", "a report of Nsight Compute.*ncu --import .*--csv --page raw"),
     ("step.nsys-rep", "a report of Nsight Systems"),
     ("step.sqlite", "a database that Nsight Systems exported"),
-    ("host.xplane.pb", "a profile of XLA"),
     ("step.pftrace", "rocprofv3"),
     ("kernels.csv", "--ncu .*kernels.csv"),
     ("results.json", "a record of rocprofv3"),

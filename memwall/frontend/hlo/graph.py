@@ -34,18 +34,23 @@ _SAID = frozenset((
 _UNKNOWN_LOOP = "A loop whose length the program does not say runs once: {}."
 
 
-def graph_of(module: HloModule, known: Sequence[HloArgument] = (), max_ops: int = MAX_OPS) -> HloGraph:
+def graph_of(
+    module: HloModule, known: Sequence[HloArgument] = (), max_ops: int = MAX_OPS, *, each_once: bool = False
+) -> HloGraph:
     """The graph of a module's entry.
 
     Args:
         known: what the caller knows of its parameters. Each is the first of them, in order, that has its bytes, or
             says none.
         max_ops: the most ops, loops written out.
+        each_once: every loop runs once with its condition, and every branch of a conditional: for a list of all kernels
+            that there are.
 
     Raises:
         UsageError: there are more ops.
     """
     walk = HloWalk(module, max_ops)
+    walk.each_once = each_once
     left = list(known)
     given = [walk.given(one, _first_of(left, one.shape)) for one in module.entry.parameters]
     results = walk.run(module.entry, given)
@@ -67,7 +72,9 @@ def _first_of(left: list[HloArgument], shape: HloShape) -> HloArgument:
 
 
 class HloWalk(Sheet):
-    """Writes a module's graph."""
+    """Writes a module's graph; ``each_once``: of loops an iteration, of conditionals all branches."""
+
+    each_once = False
 
     def run(self, computation: HloComputation, arguments: Sequence[Node]) -> Node:
         """What a computation yields."""
@@ -152,6 +159,9 @@ class HloWalk(Sheet):
         unknown length it runs once, with its condition."""
         state, count = operands[0], one.trip_count
         body, goes_on = (self.module.computations[_named(one, name)] for name in ("body", "condition"))
+        if self.each_once:
+            self.run(goes_on, [state])
+            return self.run(body, [state])
         if count is not None:
             for _ in range(count):
                 state = self.run(body, [state])
@@ -176,6 +186,8 @@ class HloWalk(Sheet):
         named = [name for name in one.called if name in self.module.computations]
         sizes = [size_of(self.module, self.module.computations[name]) for name in named]
         taken = sizes.index(max(sizes))
+        if self.each_once:
+            return [self.run(self.module.computations[name], [operands[1 + n]]) for n, name in enumerate(named)][taken]
         self.notes.append(f"A conditional takes the branch that moves most: {named[taken]}.")
         return self.run(self.module.computations[named[taken]], [operands[1 + taken]])
 

@@ -49,6 +49,23 @@ def parse(text: str, name: str = "HLO") -> HloModule:
     return _Reader(text, name).module()
 
 
+def typed_instruction(line: str) -> tuple[HloInstruction, tuple[HloShape, ...]]:
+    """An instruction on one line, and the shapes of its operands, where they stand before their names, as in traces.
+
+    Raises:
+        UsageError: it is none.
+    """
+    reader = _Reader(line, "HLO")
+    first = _FIRST.match(line)
+    if first is None:
+        raise UsageError(f"this is no instruction: {_shown(line)}")
+    one = reader._instruction(line, first)
+    _, at = reader._shape(line, first.end())
+    begin = line.index("(", at)
+    texts = (part.rpartition(" ")[0] for part in split(line[begin + 1 : _closed(line, begin) - 1]))
+    return one, tuple(reader._read(text) for text in texts if text) if one.operands else ()
+
+
 class _Reader:
     """The lines of a text, each with its number, and where it is in them."""
 
