@@ -302,12 +302,17 @@ def test_every_task_of_the_readme_works(gates, tmp_path, monkeypatch):
     header = {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
     traces_fixture.write(tmp_path, events, **header).rename(tmp_path / "trace.json.gz")  # known by its content
     tasks = re.findall(r"\| `(memwall .*?)` \|", README)
-    assert len(tasks) == 19 and sum(MANY in task for task in tasks) == 1
+    assert len(tasks) == 21 and sum(MANY in task for task in tasks) == 1
     (tmp_path / "DIR").mkdir()
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = {"model_type": "llama", "vocab_size": 99, "max_position_embeddings": 8192, **sizes}
     (tmp_path / "DIR" / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    needs = {"--emit": "triton", "hf:": "transformers"}
+    (tmp_path / "vit.py").write_text(model, encoding="utf-8")
+    page = (ROOT / "docs" / "jax.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n# step\.py\n(.*?)```", page, re.DOTALL)
+    for name in ("step.py", "jax_vit.py"):
+        (tmp_path / name).write_text(program, encoding="utf-8")
+    needs = {"--emit": "triton", "hf:": "transformers", "xla": "libtpu"}
     gate_repo.git(tmp_path, "update-ref", "refs/remotes/origin/main", "HEAD")
     for task in tasks:
         if "measure" not in task and all(find_spec(library) for word, library in needs.items() if word in task):
