@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -109,7 +109,7 @@ def _made(
         traced = _traced(workload, asked, options, say)
         result = profile_of(traced)
         if isinstance(workload, Program):
-            result = replace(result, program=partial(workload.exported, options))
+            result = replace(result, program=cache(partial(workload.exported, options)))
         result = _with_other_kernels(_alone(result, asked["world"]).on(gpus), asked["attention"])
         if doubt := of_another_gpu(result, gpus):
             say(doubt)
@@ -131,8 +131,8 @@ def _applying(policies: Sequence[str], is_program: bool, name: str, *, beside: b
         able = ", ".join(policy for policy in POLICIES if policy not in others)
         raise UsageError(f"policy {wrong} is of PyTorch modules, and {name} is none; take one of {able}")
     raise UsageError(
-        f"policy {wrong} compiles a JAX program or StableHLO, and {name} is no such program, or a record of one: name"
-        " the program itself"
+        f"policy {wrong} compiles a JAX program or StableHLO, and {name} is a PyTorch module; torchax makes a JAX"
+        " function of one, where it knows the torch that is installed"
     )
 
 
