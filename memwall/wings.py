@@ -67,7 +67,7 @@ WINGS: Mapping[str, Wing] = {
         pages={"SavedFusion": "record_page.FusionRecordReport"},
     ),
     "traces": Wing(
-        about="what PyTorch's profiler recorded, next to the model",
+        about="what a profiler of PyTorch or XLA recorded, next to the model",
         records={
             "trace": ("analysis.SavedTrace", "a profiler's trace compared with a GPU"),
             "trace_comparison": (

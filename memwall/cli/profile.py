@@ -84,8 +84,9 @@ def command(target: str, out: Out, **given: Any) -> None:
 
     TARGET is model.py, model.py:name, package.module:name, hf:FOLDER_OR_CONFIG_JSON, an ONNX (.onnx), StableHLO
     (.mlir, .jax) or HLO file (.hlo, .txt), or a saved profile (.json), which is simulated again on the GPUs given. Or
-    it is a trace of PyTorch's profiler (.json, .json.gz): then each kernel's measured time is shown next to its FLOPs,
-    bytes, wall and modeled time on the GPU that it ran on.
+    it is a trace of PyTorch's profiler (.json, .json.gz) or of XLA's (.xplane.pb, .trace.json.gz, or the folder that
+    jax.profiler wrote): then each kernel's measured time is shown next to its FLOPs, bytes, wall and modeled time on
+    the GPU that it ran on.
 
     A model file has model() and inputs(); or workload(); or a class Model and get_inputs(). loss(output) and
     optimizer(parameters) are used if defined. Nothing is run: no GPU, no weights.

@@ -54,14 +54,14 @@ def _check_versions(context: click.Context, parameter: click.Parameter, names: t
 def command(
     targets: tuple[str, ...], gpus: tuple[str, ...], machines: bool, prices: tuple[str, ...], out: Out, **workload: Any
 ) -> None:
-    """Compare GPUs, profiles, or traces of PyTorch's profiler.
+    """Compare GPUs, profiles, or traces of a profiler.
 
     With one TARGET (a model, or a saved profile) it is put on each --gpu, a model with each --torch. Several stand
     side by side. With none, the last profile made in this folder is taken, and without one, or with --machines, the
     GPUs themselves are compared: peaks, bandwidth, capacity, and how they grew.
 
-    Traces of PyTorch's profiler are compared with each other: what got slower, what is new. One trace is compared with
-    the model's time for its ops on each --gpu, else on its own.
+    Traces of PyTorch's or XLA's profiler are compared with each other: what got slower, what is new. One trace is
+    compared with the model's time for its ops on each --gpu, else on its own.
 
     After --gpu, --policy and --torch any number of names may follow; put TARGET first, or see that it ends in .py or
     .json.

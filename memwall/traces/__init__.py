@@ -1,4 +1,4 @@
-"""Profiler traces: PyTorch's (Kineto's) Chrome traces and Nsight Compute's CSV, compared with a GPU.
+"""Profiler traces: PyTorch's (Kineto's), XLA's (:mod:`.xla`) and Nsight Compute's CSV, compared with a GPU.
 
 A file's events (``stream``) are kept in columns (``events``), some bytes for each, and linked: kernel to launch
 (``matching``), launch to the op around it (``nesting``), backward to forward (``owners``); :mod:`.reading` returns

@@ -25,11 +25,10 @@ from memwall.perfmodel.roofline import LINK, WALLS
 from memwall.traces.attained import RowKind, TraceRow, TraceRows
 from memwall.traces.calls import Surroundings
 from memwall.traces.collectives import Alike, RankWaits, collectives, rank_waits, unshared
-from memwall.traces.costs import Price, Pricing, older_kernels_note, reading, row_cost
+from memwall.traces.costs import Price, Pricing, of_instructions, older_kernels_note, reading, row_cost
 from memwall.traces.reading import memory_note, ran_elsewhere, vendors_of
 from memwall.traces.records import Gap, ProfilerTrace, TraceDevice, TracedOp
 from memwall.traces.rows import KernelRows, Launches, RowCost, is_call
-from memwall.traces.xla.costs import ProgramCosts
 
 SCHEMA = "memwall.trace/1"
 #: the key under which rows without a wall are summed
@@ -330,7 +329,7 @@ def analyse(
     launches = KernelRows(trace)
     rows = TraceRows(launches, _US if whole and trace.kernels else 0.0, _by_row(launches, dram_bytes or {}))
     surroundings, linked = Surroundings(trace), trace.ops.linked()
-    programs = ProgramCosts(trace.programs, gpu)
+    instruction_cost = of_instructions(trace, gpu)
     pricing = Pricing(gpu, measured_here=not ran_elsewhere(trace, gpu))
     known: dict[tuple[int, ...], _Priced] = {}
     for number, op in enumerate(launches.op):
@@ -338,7 +337,7 @@ def analyse(
         signature = surroundings.signature(op, kernels)
         priced = known.get(signature)
         if priced is None:
-            cost = programs.of(launches[number]) or row_cost(launches[number], surroundings)
+            cost = instruction_cost(launches[number]) or row_cost(launches[number], surroundings)
             priced = _Priced(launches[number], op >= 0 and bool(linked[op]), cost, pricing.prices(cost), {})
             if not cost.one_off:
                 known[signature] = priced

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from memwall.core.errors import UsageError
-from memwall.traces.xla import XSPACE
+from memwall.traces.xla import XSPACE, recorded_in
 
 if TYPE_CHECKING:
     from memwall.hardware.gpu import Gpu
@@ -24,13 +24,13 @@ _KEYS = {"[": ("ph", "ts", "pid", "cat"), "{": ("traceEvents", "schemaVersion", 
 
 
 def is_trace(path: str) -> bool:
-    """Whether a target is a profiler trace: an XSpace, an object with ``traceEvents`` or a list of events, packed or
-    not, or a packed file that is not a record of memwall. An unreadable file is not a trace: whoever opens it says why.
-    Raises ``UsageError``: it is another profiler's file, or a pipe or a device, which cannot be looked into before it
-    is read."""
+    """Whether a target is a profiler trace: an XSpace or a folder with one, an object with ``traceEvents`` or a list of
+    events, packed or not, or a packed file that is not a record of memwall. An unreadable file is not a trace: whoever
+    opens it says why. Raises ``UsageError``: it is another profiler's file, or a pipe or a device, which cannot be
+    looked into before it is read."""
     from memwall.frontend.targets.target import is_saved
 
-    if path.lower().endswith(XSPACE):
+    if path.lower().endswith(XSPACE) or recorded_in(path) is not None:
         return True
     if not is_saved(path) and not path.lower().endswith(tuple(_ENDINGS)):
         return False

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,6 +74,15 @@ def row_cost(row: Launches, surroundings: Surroundings) -> RowCost:
     if is_triton(op):
         return _triton(op)
     return _costed(op, surroundings.hints(op, row.kernels), surroundings)
+
+
+def of_instructions(trace: ProfilerTrace, gpu: Gpu) -> Callable[[Launches], RowCost | None]:
+    """What the cost of a row is that is a run of an instruction of HLO; None for another."""
+    if not trace.of_xla:
+        return lambda row: None
+    from memwall.traces.xla.costs import ProgramCosts  # with it comes the reader of HLO
+
+    return ProgramCosts(trace.programs, gpu).of
 
 
 def _uncosted(op: TracedOp, trace: ProfilerTrace) -> RowCost:

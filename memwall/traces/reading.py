@@ -22,7 +22,7 @@ from memwall.traces.records import KernelKind, Ops, ProfilerStep, ProfilerTrace,
 from memwall.traces.stream import read_events
 from memwall.traces.timeline import busy_us, exposed_communication_us, gaps
 from memwall.traces.values import printable, whole_number
-from memwall.traces.xla.reading import is_xla, read_xla
+from memwall.traces.xla import is_xla, recorded_in
 
 #: the second name of the devices is that of early 2021
 _DEVICES = ("deviceProperties", "computeProperties")
@@ -50,8 +50,11 @@ def read_trace(path: str | os.PathLike[str], hlo: str | None = None) -> Profiler
     Raises:
         UsageError: no such file, truncated, damaged, not JSON, or not a profiler trace; says where.
     """
+    path = recorded_in(path) or path
     name = printable(Path(path).name)
     if is_xla(path):
+        from memwall.traces.xla.reading import read_xla  # with it comes the reader of HLO
+
         found = read_xla(path, hlo)
         trace = _linked(found.recording, found.header, name, found.instructions.link)
         return replace(trace, of_xla=True, programs=tuple(found.instructions.programs))
@@ -364,7 +367,7 @@ def _device(index: int, entry: Mapping[str, Any], kernels: int) -> TraceDevice:
         sm_count=sm_count,
         kernels=kernels,
         dram_bytes=nbytes if nbytes > 0 else None,
-        vendor=_vendor(name, whole_number(entry.get("warpSize"))),
+        vendor=_vendor(name, str(entry.get("vendor", "")), whole_number(entry.get("warpSize"))),
         compute_capability=".".join(map(str, version)) if min(version) >= 0 else "",
     )
 
@@ -373,8 +376,8 @@ def _device(index: int, entry: Mapping[str, Any], kernels: int) -> TraceDevice:
 _WARPS = {32: "NVIDIA", 64: "AMD"}
 
 
-def _vendor(name: str, warp_size: int) -> str:
-    """The vendor of a device by its name, else by its warps."""
+def _vendor(name: str, vendor: str, warp_size: int) -> str:
+    """The vendor of a device by its name, else as stated, else by its warps."""
     gpu = match_device(name) if name else None
-    stated = next((vendor for vendor in _WARPS.values() if vendor in name), "")
+    stated = next((known for known in _WARPS.values() if known in f"{name} {vendor.upper()}"), "")
     return gpu.vendor if gpu else stated or _WARPS.get(warp_size, "")

@@ -93,7 +93,7 @@ def _said(op: TracedOp) -> RowCost:
     try:
         one, given = typed_instruction(str(said.get("long_name", "")))
     except UsageError:
-        return RowCost(None, op_class, "the optimized HLO of its program is not there (--hlo)")
+        return RowCost(None, op_class, said["why"])
     if one.opcode in ("custom-call", "fusion") and flops < 0:
         return RowCost(None, op_class, "the trace states no FLOPs of it")
     counted = whole_number(said.get("bytes_accessed"))

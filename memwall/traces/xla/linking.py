@@ -37,16 +37,27 @@ class _Named(NamedTuple):
     instruction: str
 
 
+class _Found(NamedTuple):
+    """The place of a program among all, and an instruction with the computation in which it stands."""
+
+    place: int
+    computation: HloComputation
+    one: HloInstruction
+
+
 @dataclass
 class Instructions:
     """What links kernels to the instructions of programs. ``runs``: when programs ran on a device, where it has a lane
-    for them; ``given``: the dump that was asked for by name."""
+    for them; ``given``: the dump that was asked for by name; ``notes``: what else there is to say."""
 
     programs: Sequence[Program]
     runs: Mapping[int, ModuleRuns]
     given: str = ""
-    #: why a program's HLO cannot be read, by its name
+    notes: list[str] = field(default_factory=list)
+    #: why a program's HLO cannot be read, by its name; and programs without any
     unread: dict[str, str] = field(default_factory=dict)
+    missing: set[str] = field(default_factory=set)
+    _numbers: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
     def link(self, kernels: TraceKernels, ops: Ops, base: float) -> tuple[Ops, list[str]]:
         """The ops of the instructions that ran, to which the kernels now belong, and what is to be said of it.
@@ -98,28 +109,39 @@ class Instructions:
         program, number = numbered(str(said.get("hlo_module") or run))
         number = said["program_id"] if isinstance(said.get("program_id"), int) else number
         named = _Named(program, number, str(said.get("hlo_op", "")))
-        place, found = self._find(named, kind.name)
-        if found is None and not named.instruction:
+        found = self._find(named, kind.name)
+        if isinstance(found, str) and not named.instruction:
             return -1
-        op = self._from_hlo(place, *found, kind) if found else _from_trace(named, kind)
-        if op not in made.kinds:
-            made.kinds.append(op)
-        return made.kinds.index(op)
+        key = named if isinstance(found, str) else (found.place, found.one.name)
+        if key not in self._numbers:
+            self._numbers[key] = len(made.kinds)
+            made.kinds.append(
+                _from_trace(named, kind, found) if isinstance(found, str) else self._from_hlo(found, kind)
+            )
+        return self._numbers[key]
 
-    def _find(self, named: _Named, kernel: str) -> tuple[int, tuple[HloComputation, HloInstruction] | None]:
-        """The place of the program among all, -1 for none or for several that fit, and the instruction in it."""
+    def _find(self, named: _Named, kernel: str) -> _Found | str:
+        """The instruction, or why it is not known."""
         alike = [n for n, program in enumerate(self.programs) if named.program in ("", program.name)]
         exact = [place for place in alike if self.programs[place].number == named.number >= 0]
         having = []
         for place in exact or alike:
             try:
                 if (found := self.programs[place].find(named.instruction, kernel)) is not None:
-                    having.append((place, found))
+                    having.append(_Found(place, *found))
             except UsageError as error:
                 self.unread[named.program] = str(error)
-        return having[0] if len(having) == 1 else (-1, None)
+        if len(having) == 1:
+            return having[0]
+        if having:
+            return f"several programs are called {named.program}, and the trace does not say which of them ran"
+        if alike:
+            return self.unread.get(named.program, "its program has no instruction of this name")
+        self.missing.add(named.program)
+        return "the optimized HLO of its program is not there (--hlo)"
 
-    def _from_hlo(self, place: int, computation: HloComputation, one: HloInstruction, kind: KernelKind) -> OpKind:
+    def _from_hlo(self, found: _Found, kind: KernelKind) -> OpKind:
+        place, computation, one = found
         said, module = kind.detail.attributes, self.programs[place].module
         inside = [each for name in one.called for each in module.computations[name].instructions]
         told = next((each for each in (one, *reversed(inside)) if "op_name" in each.metadata), one)
@@ -133,20 +155,15 @@ class Instructions:
                         attributes)  # fmt: skip
 
     def _notes(self, kernels: TraceKernels, made: Ops) -> list[str]:
-        notes = [f"{name}: {why}" for name, why in self.unread.items()]
+        notes = [*self.notes, *(f"{name}: {why}" for name, why in self.unread.items())]
         lost = array("i", (number for number, op in enumerate(kernels.op) if op < 0))
         if lost:
             notes.append(f"{len(lost)} GPU rows ({kernels.total_us(lost):.0f} us) name no instruction of HLO")
-        missing = {
-            str(kind.detail.attributes.get("hlo_module", ""))
-            for kind in made.kinds
-            if "program" not in kind.detail.attributes
-        }
-        if missing - {*self.unread}:
-            names = ", ".join(sorted(filter(None, missing - {*self.unread})))
+        if self.missing:
             notes.append(
-                f"the optimized HLO of {names or 'its programs'} is not there, and kernels have the trace's own figures"
-                " alone: dump it with XLA_FLAGS=--xla_dump_to=DIR, and name the folder with --hlo"
+                f"the optimized HLO of {', '.join(sorted(filter(None, self.missing))) or 'what ran'} is not there, and"
+                " kernels have the trace's own figures alone: dump it with XLA_FLAGS=--xla_dump_to=DIR, and name the"
+                " folder with --hlo"
             )
         return notes
 
@@ -166,15 +183,15 @@ class _Order:
         return self._names[place] if place >= 0 and time_us <= self._ends[place] else ""
 
 
-def _from_trace(named: _Named, kind: KernelKind) -> OpKind:
-    """The op of an instruction of which only the trace tells."""
+def _from_trace(named: _Named, kind: KernelKind, why: str) -> OpKind:
+    """The op of an instruction of which only the trace tells, and why."""
     said = kind.detail.attributes
     try:
         given = [*arrays(typed_instruction(str(said.get("long_name", "")))[1])]
     except UsageError:
         given = []
     name = str(said.get("op_name") or said.get("tf_op") or "").removesuffix(":")
-    attributes = {"hlo_op": named.instruction, "hlo_module": named.program, **_shared(said)}
+    attributes = {"hlo_op": named.instruction, "hlo_module": named.program, "why": why, **_shared(said)}
     return _op_kind(named.instruction, name if "/" in name else "", kind.detail.source, given, attributes)
 
 

@@ -27,7 +27,7 @@ _NUMBERED = re.compile(r"(.*?)\((\d+)\)$")
 _FILE_NUMBER = re.compile(r"module_(\d+)\.")
 _HEAD = re.compile(r"\s*HloModule ([\w.\-]+)")
 #: instructions that run others, each of which launches its own kernels
-_AROUND = ("while", "conditional", "call", "async-start")
+_AROUND = ("while", "conditional", "call")
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,10 @@ class Program:
         while waiting:
             computation = waiting.pop()
             for one in computation.instructions:
-                found[one.name] = computation, one
                 if one.opcode in _AROUND:
                     waiting += [self.module.computations[name] for name in one.called]
+                else:
+                    found[one.name] = computation, one
         return found
 
     @cached_property

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import re
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +19,14 @@ from memwall.traces.xla.linking import Instructions
 from memwall.traces.xla.programs import dumped, dumped_beside, programs_of
 from memwall.traces.xla.space import XPlane, read_space, refusing
 
-#: how much of a file is looked at, and what the JSON of XLA's profiler has there
-_SNIFFED = 1 << 16
-_PLANE = re.compile(rb'"name"\s*:\s*"/(?:host:CPU|device:[A-Z]+:)')
 #: stat of a plane → property of a device in Kineto's words
 _PROPERTIES: Mapping[str, str] = {
     "gpu_device_name": "name", "device_type_string": "name", "core_count": "numSms", "memory_size": "totalGlobalMem",
-    "compute_cap_major": "computeMajor", "compute_cap_minor": "computeMinor",
+    "compute_cap_major": "computeMajor", "compute_cap_minor": "computeMinor", "device_vendor": "vendor",
 }  # fmt: skip
+#: XLA's JSON has no more events than these (``GetTraceViewerMaxEvents``)
+_MOST_EVENTS = 1_000_000
+_CUT_OFF = f"XLA leaves out of its JSON what exceeds {_MOST_EVENTS:,} events: the .xplane.pb has them all"
 _RECORD = "record one on a GPU or TPU with jax.profiler.trace(DIR)"
 
 
@@ -39,20 +37,6 @@ class XlaRecording:
     recording: Recording
     header: Mapping[str, Any]
     instructions: Instructions
-
-
-def is_xla(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is one of XLA's profiler, by its name or its begin."""
-    if str(path).lower().endswith(XSPACE):
-        return True
-    try:
-        with Path(path).open("rb") as file:
-            head = file.read(_SNIFFED)
-        if head[:2] == b"\x1f\x8b":
-            head = zlib.decompressobj(wbits=31).decompress(head, _SNIFFED)
-    except (OSError, zlib.error, gzip.BadGzipFile):
-        return False
-    return _PLANE.search(head) is not None
 
 
 def read_xla(path: str | os.PathLike[str], hlo: str | None = None) -> XlaRecording:
@@ -71,7 +55,7 @@ def read_xla(path: str | os.PathLike[str], hlo: str | None = None) -> XlaRecordi
 def _read(source: Path, hlo: str | None) -> XlaRecording:
     lanes = Lanes()
     planes: Sequence[XPlane]
-    if source.name.lower().endswith(XSPACE):
+    if planes_are_whole := source.name.lower().endswith(XSPACE):
         planes = read_space(source)
         for plane in planes:
             lanes.keep_plane(plane)
@@ -84,7 +68,8 @@ def _read(source: Path, hlo: str | None) -> XlaRecording:
         raise UsageError(f"{source} holds no kernel of a GPU or TPU: {lacks}")
     header = {"deviceProperties": [*filter(None, map(_properties, planes))]}
     programs = dumped(Path(hlo)) if hlo else [*programs_of(planes)] or dumped_beside(source)
-    return XlaRecording(recording, header, Instructions(programs, lanes.runs, hlo or ""))
+    notes = [_CUT_OFF] if not planes_are_whole and recording.events >= _MOST_EVENTS else []
+    return XlaRecording(recording, header, Instructions(programs, lanes.runs, hlo or "", notes))
 
 
 def _beside(source: Path) -> Sequence[XPlane]:

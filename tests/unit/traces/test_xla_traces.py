@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,13 @@ def test_the_gpu_is_the_one_that_the_plane_names(tmp_path: Path) -> None:
     assert (trace.kernels[0].stream, trace.kernels[0].grid, trace.kernels[0].block) == (13, (128, 2, 1), (256, 1, 1))
 
 
+def test_a_gpu_without_a_name_is_known_by_what_it_has(tmp_path: Path) -> None:
+    said: dict[str, Stat] = {"device_vendor": "AMD", "core_count": 304, "memory_size": 192 * 2**30}
+    (row,) = rows(write_space(tmp_path / "run.xplane.pb", *gpu(STEP[0], stats=said)))
+    found = analyse_file(str(tmp_path / "run.xplane.pb"), ())
+    assert (found.gpu.name, row.device) == ("mi300x", 0)
+
+
 def test_programs_of_the_xspace_are_those_of_a_dump(tmp_path: Path) -> None:
     hlo = pytest.importorskip("jaxlib._hlo", reason="jax is not installed")
     proto = piece(1, hlo.hlo_module_from_text(MLP.read_text()).as_serialized_hlo_module_proto())
@@ -121,6 +129,16 @@ def test_a_kernel_of_a_graph_is_known_by_its_own_name(tmp_path: Path) -> None:
     path = write_space(tmp_path / "run.xplane.pb", *gpu(kernel("command_buffer", 10, "gemm_fusion_dot_general_0")))
     (row,) = rows(path, hlo=MLP)
     assert row.name == "gemm_fusion_dot_general.0"
+
+
+def test_two_programs_of_one_name_are_told_apart_by_their_number(tmp_path: Path) -> None:
+    for number, text in ((4, LOOP), (8, MLP)):
+        (tmp_path / f"module_{number:04}.jit__lambda.gpu_after_optimizations.txt").write_text(text.read_text())
+    first, second = kernel("gemm_fusion_dot", 10), kernel("gemm_fusion_dot", 20)
+    planes = gpu(replace(first, stats={**first.stats, "program_id": 8}), second)
+    known, unknown = rows(write_space(tmp_path / "run.xplane.pb", *planes))
+    assert known.flops == 2 * 4 * 1024 * 512 * 512
+    assert (unknown.flops, unknown.reason[:33]) == (None, "several programs are called jit__")
 
 
 def test_a_kernel_of_a_loop_has_the_work_of_an_iteration(tmp_path: Path) -> None:
@@ -248,6 +266,18 @@ def test_two_traces_are_compared_by_instruction(tmp_path: Path) -> None:
     found = compare_traces([analyse_file(str(path), ()) for path in (before, after)])
     slower = [op for op in found.ops if op.change == "slower"]
     assert [(op.name, op.difference_s) for op in slower] == [("triton_softmax.2", pytest.approx(10e-6))]
+
+
+def test_a_folder_of_the_profiler_is_its_last_recording(tmp_path: Path) -> None:
+    for date, ran in (("2026_01_01", STEP[:1]), ("2026_02_01", STEP)):
+        folder = tmp_path / "plugins/profile" / date
+        folder.mkdir(parents=True)
+        write_space(folder / "host.xplane.pb", *gpu(*ran))
+    assert is_trace(str(tmp_path))
+    assert len(read_trace(tmp_path).kernels) == 3
+    write_space(folder / "other.xplane.pb", *gpu(*STEP))
+    with pytest.raises(UsageError, match="has recordings of 2 hosts: name one"):
+        read_trace(tmp_path)
 
 
 # ---- the real one, and what is wrong
