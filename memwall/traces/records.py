@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, o
 from memwall.core.units import size
 
 if TYPE_CHECKING:
-    from memwall.traces.xla.programs import Program
+    from memwall.traces.xla.programs import TracedProgram
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -388,7 +388,7 @@ class ProfilerTrace:
     ranks: Mapping[str, int] = field(default_factory=nothing)
     events: int = 0  # of the file, most of which are no kernel
     of_xla: bool = False  # recorded by XLA's profiler, in which ops are instructions of HLO
-    programs: tuple[Program, ...] = ()  # of such a trace the optimized HLO of what ran
+    programs: tuple[TracedProgram, ...] = ()  # of such a trace the optimized HLO of what ran
 
     def around(self, op: TracedOp | int | None) -> Iterator[TracedOp]:
         """An op and those around it, innermost first."""

@@ -21,7 +21,7 @@ from memwall.simulate.plan_context import label_of
 from memwall.traces.records import TracedOp
 from memwall.traces.rows import Launches, RowCost
 from memwall.traces.values import whole_number
-from memwall.traces.xla.programs import Program
+from memwall.traces.xla.programs import TracedProgram
 from memwall.wings import part
 
 #: what XLA calls kinds of instructions → classes of ops, the first that is in the kind's name
@@ -36,7 +36,7 @@ _DRAM = 0
 class ProgramCosts:
     """Costs of the instructions of some programs on a GPU or TPU."""
 
-    def __init__(self, programs: Sequence[Program], gpu: Gpu) -> None:
+    def __init__(self, programs: Sequence[TracedProgram], gpu: Gpu) -> None:
         self._programs, self._gpu = programs, gpu
         self._known: dict[int, Mapping[str, RowCost] | str] = {}
 
@@ -67,7 +67,7 @@ class ProgramCosts:
         return self._known[place]
 
 
-def kernel_costs(program: Program, gpu: Gpu) -> dict[str, RowCost]:
+def kernel_costs(program: TracedProgram, gpu: Gpu) -> dict[str, RowCost]:
     """By instruction the cost of its kernel on a GPU or TPU; of a loop an iteration counts.
 
     Raises:

@@ -1,7 +1,7 @@
 """Events of XLA's profiler in the words of Kineto's, so that what reads these reads both.
 
 Of a GPU the streams count (``Stream #13(Compute)``), of a TPU the lane ``XLA Ops``, in which loops, branches and calls
-lie around what they run and are left out; of the host the calls of the driver, the steps and what a thread runs. Lanes
+lie around what they run and are left out; of the host the calls of the driver, the steps and what a thread runs. XlaLanes
 that XLA derives from these are skipped. The fields are those of ``cupti_collector.cc``, ``xplane_schema.cc`` and
 ``xplane_to_trace_events.cc`` of XLA; of ``.trace.json`` all values are texts.
 """
@@ -75,7 +75,7 @@ class ModuleRuns:
         self.names: list[str] = []
 
 
-class Lanes:
+class XlaLanes:
     """Takes events of XLA's profiler and hands them on to a recording."""
 
     def __init__(self) -> None:
@@ -202,15 +202,15 @@ class Lanes:
         return self.recording
 
 
-_Keep = Callable[[Lanes, XLane, dict[str, Any], Mapping[str, Any]], None]
+_Keep = Callable[[XlaLanes, XLane, dict[str, Any], Mapping[str, Any]], None]
 
 _KEEP: Mapping[str, _Keep] = {
-    "stream": Lanes._stream,
-    "ops": Lanes._op,
-    "modules": Lanes._module,
-    "steps": Lanes._step,
-    "host": Lanes._host,
-    "sparse": Lanes._sparse,
+    "stream": XlaLanes._stream,
+    "ops": XlaLanes._op,
+    "modules": XlaLanes._module,
+    "steps": XlaLanes._step,
+    "host": XlaLanes._host,
+    "sparse": XlaLanes._sparse,
 }
 
 

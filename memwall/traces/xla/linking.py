@@ -21,7 +21,7 @@ from memwall.frontend.hlo.names import module_of, phase_of
 from memwall.frontend.hlo.parsing import typed_instruction
 from memwall.traces.records import Detail, KernelKind, OpKind, Ops, TraceKernels
 from memwall.traces.xla.lanes import ModuleRuns
-from memwall.traces.xla.programs import Program, numbered
+from memwall.traces.xla.programs import TracedProgram, numbered
 
 #: collectives of HLO → their names in messages
 _MESSAGES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute",
@@ -50,7 +50,7 @@ class Instructions:
     """What links kernels to the instructions of programs. ``runs``: when programs ran on a device, where it has a lane
     for them; ``given``: the dump that was asked for by name; ``notes``: what else there is to say."""
 
-    programs: Sequence[Program]
+    programs: Sequence[TracedProgram]
     runs: Mapping[int, ModuleRuns]
     given: str = ""
     notes: list[str] = field(default_factory=list)

@@ -31,7 +31,7 @@ _AROUND = ("while", "conditional", "call")
 
 
 @dataclass(frozen=True)
-class Program:
+class TracedProgram:
     """A program: its name, its number in the run (-1: not known), and its optimized HLO, read when it is asked for."""
 
     name: str
@@ -79,7 +79,7 @@ def numbered(name: str) -> tuple[str, int]:
     return (match[1], int(match[2])) if match else (name, -1)
 
 
-def programs_of(planes: Sequence[XPlane]) -> Iterator[Program]:
+def programs_of(planes: Sequence[XPlane]) -> Iterator[TracedProgram]:
     """The programs that an XSpace holds."""
     for plane in planes:
         if plane.name != "/host:metadata":
@@ -87,7 +87,7 @@ def programs_of(planes: Sequence[XPlane]) -> Iterator[Program]:
         for kind in plane.kinds():
             proto = kind.stats.get("Hlo Proto")
             if proto is not None:
-                yield Program(*numbered(kind.name), _Printed(proto))
+                yield TracedProgram(*numbered(kind.name), _Printed(proto))
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class _Printed:
             raise UsageError(f"its HLO in the profile cannot be read: {' '.join(str(error).split())}") from None
 
 
-def dumped(path: Path) -> list[Program]:
+def dumped(path: Path) -> list[TracedProgram]:
     """The programs of a dump: of a file, or all optimized ones of a folder.
 
     Raises:
@@ -125,12 +125,12 @@ def dumped(path: Path) -> list[Program]:
     return [_dumped(file) for file in files]
 
 
-def dumped_beside(path: Path) -> list[Program]:
+def dumped_beside(path: Path) -> list[TracedProgram]:
     """The programs of a dump in the folder of a trace, if there is one."""
     return [_dumped(file) for file in sorted(path.parent.glob(_DUMPED))]
 
 
-def _dumped(file: Path) -> Program:
+def _dumped(file: Path) -> TracedProgram:
     def text() -> str:
         return read_text(str(file), _MAX_BYTES, "dump of XLA", errors="replace")
 
@@ -143,4 +143,4 @@ def _dumped(file: Path) -> Program:
     if name is None:
         raise UsageError(f"{file} is no HLO, which begins with HloModule")
     number = _FILE_NUMBER.match(file.name)
-    return Program(name[1], int(number[1]) if number else -1, text)
+    return TracedProgram(name[1], int(number[1]) if number else -1, text)

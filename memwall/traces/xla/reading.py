@@ -14,7 +14,7 @@ from memwall.traces.events import Recording
 from memwall.traces.stream import read_events
 from memwall.traces.values import whole_number
 from memwall.traces.xla import XSPACE
-from memwall.traces.xla.lanes import Lanes, lane_of
+from memwall.traces.xla.lanes import XlaLanes, lane_of
 from memwall.traces.xla.linking import Instructions
 from memwall.traces.xla.programs import dumped, dumped_beside, programs_of
 from memwall.traces.xla.space import XPlane, read_space, refusing
@@ -53,7 +53,7 @@ def read_xla(path: str | os.PathLike[str], hlo: str | None = None) -> XlaRecordi
 
 
 def _read(source: Path, hlo: str | None) -> XlaRecording:
-    lanes = Lanes()
+    lanes = XlaLanes()
     planes: Sequence[XPlane]
     if planes_are_whole := source.name.lower().endswith(XSPACE):
         planes = read_space(source)
