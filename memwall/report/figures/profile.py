@@ -76,7 +76,7 @@ def schedule_roofline(
     ``brief``: the title names only the GPU and the policy."""
     pairs = sorted(rows_and_kernels(profile, schedule), key=lambda pair: (-pair[0].time_s, pair[0].name))
     rows = [row for row, _ in pairs if row.time_s > 0]
-    fused = policies if schedule.policy != "eager" else None
+    fused = policies if policies and policies.shares_ops(schedule) and schedule.policy != "eager" else None
     spots = [
         _spot(row, _eager_place(fused, row, kernels) if fused and i < _MOST_ARROWS else None)
         for i, (row, kernels) in enumerate(pairs)

@@ -184,7 +184,9 @@ def _saving_rows(profile: Profile) -> Iterator[tuple[Any, ...]]:
     for policies in policy_sets(profile):
         for schedule in policies.schedules:
             for kernel in schedule.kernels:
-                eager = policies.replaced(kernel)
+                eager = (
+                    policies.replaced(kernel) if policies.shares_ops(schedule) else [kernel]
+                )  # else it saves nothing
                 eager_bytes, eager_s = sum(k.bytes for k in eager), sum(k.time_s for k in eager)
                 yield (
                     *_kernel(profile, schedule, kernel),
