@@ -1,7 +1,7 @@
 """Events of XLA's profiler in the words of Kineto's, so that what reads these reads both.
 
 Of a GPU the streams count (``Stream #13(Compute)``), of a TPU the lane ``XLA Ops``, in which loops, branches and calls
-lie around what they run and are left out; of the host the calls of the driver, the steps and what a thread runs. XlaLanes
+lie around what they run and are left out; of the host the calls of the driver, the steps and what a thread runs. Lanes
 that XLA derives from these are skipped. The fields are those of ``cupti_collector.cc``, ``xplane_schema.cc`` and
 ``xplane_to_trace_events.cc`` of XLA; of ``.trace.json`` all values are texts.
 """
