@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -65,6 +66,19 @@ def short_name(name: str) -> str:
     """A readable name: ``aten.add.Tensor`` is ``add``; each part of a fused kernel's; other libraries' names stay."""
     return _OVERLOAD.sub(r"\1", name)
 
+
+def shown_name(name: str) -> str:
+    """A readable name that fits into a table: of a kernel of many ops each once, with how often it stands, the first of
+    them."""
+    parts = short_name(name).split("+")
+    if len(parts) <= _MOST_SHOWN:
+        return "+".join(parts)
+    counts = Counter(parts)
+    return few([f"{part} x{count}" if count > 1 else part for part, count in counts.items()], _MOST_SHOWN, "+")
+
+
+#: ops of a fused kernel that stand in a table
+_MOST_SHOWN = 8
 
 _OVERLOAD = re.compile(r"(?:(?<=\+)|^)(?:aten\.|(?<=\+)|(?=[^+]*\+))(\w+)(?:\.\w+)?(?=[+ ]|$)")
 

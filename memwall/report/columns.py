@@ -15,7 +15,7 @@ from typing import Any
 
 from memwall.analysis.quantities import QUANTITIES, Quantity, columns_of, quantity_of
 from memwall.core.units import PREFIXES, counted
-from memwall.record.kernels import short_name
+from memwall.record.kernels import shown_name
 from memwall.report.document import Column, Table, clean
 
 _PREFIXES = (*PREFIXES, (1.0, ""))
@@ -263,7 +263,7 @@ _KINDS: dict[str, Callable[..., CellColumn]] = {
     "": lambda heading, values, like: text(heading, values),
     "word": lambda heading, values, like: text(heading, values),
     "name": lambda heading, values, like: names(heading, values),
-    "op": lambda heading, values, like: names(heading, map(short_name, values)),
+    "op": lambda heading, values, like: names(heading, map(shown_name, values)),
     "right": lambda heading, values, like: (Column(heading), values),
     "prose": lambda heading, values, like: text(heading, values, wraps=True),
     "module": lambda heading, values, like: names(heading, (v or "(top)" for v in values), tail=True),

@@ -99,8 +99,10 @@ def missed_table(rows: Sequence[Missed]) -> Table:
 
 
 def explained(policies: PolicySet) -> tuple[Schedule, ...]:
-    """The schedules whose groups are kernels of their own: neither eager nor the floor that ``ideal`` is."""
-    return tuple(schedule for schedule in policies.schedules if schedule.policy not in ("eager", "ideal"))
+    """The schedules whose groups are kernels of their own, of ops that eager runs too: neither eager nor the floor that
+    ``ideal`` is."""
+    others = (schedule for schedule in policies.schedules if schedule.policy not in ("eager", "ideal"))
+    return tuple(schedule for schedule in others if policies.shares_ops(schedule))
 
 
 def fusion_tables(policies: PolicySet, schedule: Schedule) -> tuple[Table, ...]:
