@@ -22,8 +22,10 @@ _DEVICE = re.compile(r"/device:(GPU|TPU):(\d+)$")
 _SPARSE_CORE = re.compile(r"/device:TPU:\d+ SparseCore")
 _HOST = re.compile(r"/host:(CPU|CUPTI|ROCTRACER)$")
 _STREAM = re.compile(r"Stream #(\d+)")
-#: lane of a device → what its events are
-_LANES: Mapping[str, str] = {"XLA Ops": "ops", "XLA Modules": "modules", "Steps": "steps"}
+#: kind of device, and lane → what its events are; a GPU's other lanes are derived from its streams
+_LANES: Mapping[tuple[str, str], str] = {
+    ("TPU", "XLA Ops"): "ops", ("TPU", "XLA Modules"): "modules", ("TPU", "Steps"): "steps", ("GPU", "Steps"): "steps",
+}  # fmt: skip
 #: what a trace says of an event → its name in Kineto's words
 _SAID: Mapping[str, str] = {
     "hlo_op": "hlo op", "hlo_module": "hlo module", "program_id": "program id", "name": "op name", "tf_op": "tf op",
@@ -64,7 +66,8 @@ def lane_of(plane: str, line: str) -> XLane | None:
     stream = _STREAM.match(line)
     if stream is not None:
         return XLane("stream", int(device[2]), int(stream[1]))
-    return XLane(_LANES[line], int(device[2])) if line in _LANES else None
+    holds = _LANES.get((device[1], line))
+    return XLane(holds, int(device[2])) if holds else None
 
 
 class ModuleRuns:

@@ -137,7 +137,8 @@ class Instructions:
             return f"several programs are called {named.program}, and the trace does not say which of them ran"
         if alike:
             return self.unread.get(named.program, "its program has no instruction of this name")
-        self.missing.add(named.program)
+        if named.instruction:
+            self.missing.add(named.program)
         return "the optimized HLO of its program is not there (--hlo)"
 
     def _from_hlo(self, found: _Found, kind: KernelKind) -> OpKind:

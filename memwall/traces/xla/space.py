@@ -19,7 +19,7 @@ from memwall.core.errors import UsageError
 from memwall.traces.xla.wire import Damaged, Piece, double, fields, signed, text
 
 _NS_PER_US, _PS_PER_US = 1e3, 1e6
-#: most stats that are kept decoded, and the bytes of one at most: most events repeat those of others
+#: most texts that are kept decoded, and the bytes of a stat of one at most: most events repeat those of others
 _MOST_KNOWN, _SHORT = 1 << 16, 64
 
 
@@ -107,15 +107,11 @@ class XPlane:
         """Stats by name: numbers, texts, pieces of bytes."""
         found = {}
         for stat in stats:
-            if len(stat) > _SHORT:
-                name, value = self._value(stat)
-            else:
-                own = bytes(stat)
-                if own not in self._known:
-                    if len(self._known) > _MOST_KNOWN:
-                        self._known.clear()
-                    self._known[own] = self._value(stat)
-                name, value = self._known[own]
+            own = bytes(stat) if len(stat) <= _SHORT else b""
+            known = self._known.get(own)
+            name, value = known or self._value(stat)
+            if known is None and own and isinstance(value, str) and len(self._known) < _MOST_KNOWN:
+                self._known[own] = name, value
             if name:
                 found[name] = value
         return found

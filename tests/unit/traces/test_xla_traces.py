@@ -161,6 +161,11 @@ def test_a_copy_has_the_bytes_that_the_profiler_states(tmp_path: Path) -> None:
     assert (row.link_bytes, row.wall) == (1_000_000, "link")
 
 
+def test_lanes_that_are_derived_from_streams_count_once(tmp_path: Path) -> None:
+    plane = Plane("/device:GPU:0", {"Stream #13(Compute)": STEP, "XLA Ops": STEP, "XLA Modules": STEP[:1]}, H100)
+    assert len(read_trace(write_space(tmp_path / "run.xplane.pb", plane)).kernels) == 3
+
+
 def test_allocations_are_no_work(tmp_path: Path) -> None:
     planes = gpu(*STEP, Event("MemoryAlloc", 50, 5, {"memalloc_details": "kind:device num_bytes:4096"}))
     assert len(read_trace(write_space(tmp_path / "run.xplane.pb", *planes)).kernels) == 3
@@ -210,6 +215,11 @@ def test_a_tpu_states_its_work(tmp_path: Path) -> None:
     assert (row.op_class, row.module, row.source) == ("contraction", "head", "mlp.py:7")
     assert row.shapes == "1024x2048 2048x512 bfloat16"
     assert row.bound_s == pytest.approx(product / 197e12, rel=0.001)
+
+
+def test_an_instruction_may_be_its_own_name(tmp_path: Path) -> None:
+    (row,) = rows(write_space(tmp_path / "run.xplane.pb", tpu(instruction(FUSION, 10, flops=8))))
+    assert (row.name, row.read_bytes) == ("fusion.2", 2 * 2048 * 512)
 
 
 def test_the_program_of_a_tpu_is_the_one_that_ran_then(tmp_path: Path) -> None:
