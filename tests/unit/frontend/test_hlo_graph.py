@@ -88,6 +88,14 @@ def test_a_loop_is_written_out():
     assert not found.notes
 
 
+def test_a_list_of_kernels_has_those_of_a_loop_once():
+    module = parse((DATA / "loop_h100-sxm.hlo").read_text(encoding="utf-8"), "loop")
+    found = graph_of(module, each_once=True)
+    assert products(found) == 2 * 128 * 256 * 256
+    names = [kernel.name for kernel in found.kernels]
+    assert len(names) == len({*names}) and "loop_compare_fusion" in names
+
+
 def test_a_buffer_that_a_loop_fills_is_written_part_by_part():
     """Each step writes the next of seven sums."""
     found = read("loop_h100-sxm")
@@ -229,9 +237,7 @@ def test_a_loop_of_too_many_ops_is_refused():
         written(endless, max_ops=100)
 
 
-def test_a_conditional_takes_the_branch_that_moves_most():
-    found = written(
-        """%small (a: f32[8]) -> f32[8] {
+CONDITIONAL = """%small (a: f32[8]) -> f32[8] {
   %a = f32[8]{0} parameter(0)
   ROOT %n = f32[8]{0} negate(%a)
 }
@@ -244,9 +250,16 @@ ENTRY:
 %which = pred[] parameter(0)
 %x = f32[8]{0} parameter(1)
 ROOT %c = f32[8]{0} conditional(%which, %x, %x), true_computation=%small, false_computation=%large"""
-    )
+
+
+def test_a_conditional_takes_the_branch_that_moves_most():
+    found = written(CONDITIONAL)
     assert [op.name for op in found.graph.ops] == ["lax.exp", "lax.exp"]
     assert "large" in found.notes[0]
+
+
+def test_a_list_of_kernels_has_those_of_every_branch():
+    assert [op.name for op in written(CONDITIONAL, each_once=True).graph.ops] == ["lax.neg", "lax.exp", "lax.exp"]
 
 
 def test_a_copy_that_is_awaited_later_runs_beside_what_is_in_between():
