@@ -328,8 +328,7 @@ def analyse(
     whole = all(map(float.is_integer, trace.kernels.dur_us))
     launches = KernelRows(trace)
     rows = TraceRows(launches, _US if whole and trace.kernels else 0.0, _by_row(launches, dram_bytes or {}))
-    surroundings, linked = Surroundings(trace), trace.ops.linked()
-    instruction_cost = of_instructions(trace, gpu)
+    surroundings, linked, instruction_cost = Surroundings(trace), trace.ops.linked(), of_instructions(trace, gpu)
     pricing = Pricing(gpu, measured_here=not ran_elsewhere(trace, gpu))
     known: dict[tuple[int, ...], _Priced] = {}
     for number, op in enumerate(launches.op):

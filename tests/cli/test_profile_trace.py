@@ -18,6 +18,8 @@ from memwall.core.errors import UsageError
 from memwall.traces.command import analyse_file, is_trace, refuse_trace
 from memwall.traces.page import TraceReport
 from memwall.traces.page_names import short_name
+from tests.unit.places import ROOT
+from tests.unit.traces import xspace
 from tests.unit.traces_fixture import Event, call, kernel, op, write
 
 H100 = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132}
@@ -317,3 +319,22 @@ def test_the_command(tmp_path: Path, run: Any) -> None:
     ):
         failed = run(*arguments)
         assert (failed.code, why in failed.error) == (2, True), (arguments, failed)
+
+
+def test_a_trace_of_jax_on_the_command_line(tmp_path: Path, run: Any) -> None:
+    """A TPU's instruction of 2 x 1024 x 512 x 2048 FLOP, whose HLO is named."""
+    ran = [xspace.Event("convolution_maximum_fusion", 10, 25.5)]
+    path = xspace.write_space(
+        tmp_path / "run.xplane.pb",
+        xspace.Plane("/device:TPU:0", {"XLA Ops": ran}, {"device_type_string": "TPU v5 lite"}),
+    )
+    found = run("profile", str(path), "--hlo", str(ROOT / "tests/data/hlo/mlp_tpu-v5e.hlo"), "--json")
+    record = json.loads(found.out)
+    assert (found.code, record["gpu"]) == (0, "tpu-v5e")
+    assert [row["flops"] for row in record["rows"]] == [2 * 1024 * 512 * 2048]
+
+
+def test_a_dump_without_a_trace_of_jax_has_no_effect(tmp_path: Path, run: Any) -> None:
+    found = run("profile", trace(tmp_path), "--hlo", str(tmp_path))
+    assert (found.code, found.error.count("\n")) == (2, 0)
+    assert "--hlo goes with a trace of XLA's profiler" in found.error
