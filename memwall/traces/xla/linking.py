@@ -99,7 +99,7 @@ class Instructions:
     def _refuse(self, made: Ops) -> None:
         """Raises ``UsageError``: what the dump has, and what ran."""
         dumps = sorted({program.name for program in self.programs})
-        ran = sorted({f"{kind.name} of {kind.detail.attributes['hlo_module']}" for kind in made.kinds})
+        ran = sorted({f"{kind.name} of {kind.detail.attributes['hlo_module'] or 'a program'}" for kind in made.kinds})
         why = "; ".join(self.unread.values()) or f"the trace ran {', '.join(ran[:2]) or 'none that it names'}"
         raise UsageError(f"{self.given}, HLO of {', '.join(dumps[:3])}, has no instruction of the trace: {why}")
 
