@@ -1,9 +1,9 @@
 """Traces that sweeps share: in this process, and in the user's cache folder across processes and days.
 
 An entry of the folder is named by what was asked: the target's file by its contents, options, and the versions of
-memwall, torch, transformers and Python. It lists every file of the user's that the trace has read or imported, with a
-digest of its contents, and is used only where all of them are as they were. Files are written whole, so any number of
-a user's processes may share the folder.
+memwall, of Python and of the libraries that models are written with. It lists every file of the user's that the trace
+has read or imported, with a digest of its contents, and is used only where all of them are as they were. Files are
+written whole, so any number of a user's processes may share the folder.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _versions() -> tuple[str, ...]:
     files = [*_PACKAGE.rglob("*.py"), *_PACKAGE.parent.glob("hardware_specs/**/*.toml")]
     own = digest_of(sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files))
     found = [own, sys.version]
-    for name in ("torch", "transformers"):
+    for name in ("torch", "transformers", "jax", "jaxlib", "flax", "dm-haiku", "equinox", "optax", "onnx"):
         with suppress(PackageNotFoundError):
             found.append(f"{name} {version(name)}")
     return tuple(found)
