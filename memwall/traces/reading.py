@@ -18,7 +18,7 @@ from memwall.traces.events import CATEGORIES, Activities, Recording, in_order
 from memwall.traces.matching import Matches, match
 from memwall.traces.nesting import Nesting
 from memwall.traces.owners import Owners
-from memwall.traces.records import KernelKind, Ops, ProfilerStep, ProfilerTrace, TraceDevice, TraceKernels
+from memwall.traces.records import Gaps, KernelKind, Ops, ProfilerStep, ProfilerTrace, TraceDevice, TraceKernels
 from memwall.traces.stream import read_events
 from memwall.traces.timeline import busy_us, exposed_communication_us, gaps
 from memwall.traces.values import printable, whole_number
@@ -70,12 +70,12 @@ def read_trace(path: str | os.PathLike[str], hlo: str | None = None) -> Profiler
     return _linked(recording, header, name, _by_launch)
 
 
-#: kernels, the ops around their launches, and what the starts of kernels are relative to -> the ops that own them, and
-#: what there is to say of it
-Link = Callable[[TraceKernels, Ops, float], tuple[Ops, list[str]]]
+#: kernels, the ops around their launches, gaps, and what their starts are relative to -> the ops that own the kernels,
+#: and what there is to say of it
+Link = Callable[[TraceKernels, Ops, Gaps, float], tuple[Ops, list[str]]]
 
 
-def _by_launch(kernels: TraceKernels, ops: Ops, base: float) -> tuple[Ops, list[str]]:
+def _by_launch(kernels: TraceKernels, ops: Ops, idle: Gaps, base: float) -> tuple[Ops, list[str]]:
     return ops, _launch_notes(kernels, ops)
 
 
@@ -93,7 +93,7 @@ def _linked(recording: Recording, header: Mapping[str, Any], name: str, link: Li
     counts = {device: len(own) for device, own in kernels.by_device().items()}
     devices = _devices(properties, counts)
     idle = gaps(kernels, ops, recording, nesting, base)
-    ops, said = link(kernels, ops, base)
+    ops, said = link(kernels, ops, idle, base)
     return ProfilerTrace(
         path_name=name,
         devices=devices,

@@ -19,7 +19,7 @@ from memwall.frontend.hlo.groups import replica_groups
 from memwall.frontend.hlo.module import arrays
 from memwall.frontend.hlo.names import module_of, phase_of
 from memwall.frontend.hlo.parsing import typed_instruction
-from memwall.traces.records import Detail, KernelKind, OpKind, Ops, TraceKernels
+from memwall.traces.records import Detail, Gaps, KernelKind, OpKind, Ops, TraceKernels
 from memwall.traces.xla.lanes import ModuleRuns
 from memwall.traces.xla.programs import TracedProgram, numbered
 
@@ -59,8 +59,9 @@ class Instructions:
     missing: set[str] = field(default_factory=set)
     _numbers: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
-    def link(self, kernels: TraceKernels, ops: Ops, base: float) -> tuple[Ops, list[str]]:
-        """The ops of the instructions that ran, to which the kernels now belong, and what is to be said of it.
+    def link(self, kernels: TraceKernels, ops: Ops, gaps: Gaps, base: float) -> tuple[Ops, list[str]]:
+        """The ops of the instructions that ran, to which the kernels now belong, and what is to be said of it. Gaps
+        of a device that has a lane for programs are explained by these.
 
         Args:
             base: what the starts of kernels are relative to.
@@ -68,13 +69,14 @@ class Instructions:
         Raises:
             UsageError: the dump that was asked for has no instruction that ran.
         """
-        made, orders = Ops(), {device: _Order(runs) for device, runs in self.runs.items()}
+        made, orders = Ops(), {device: _Order(runs, base) for device, runs in self.runs.items()}
+        _explain(gaps, orders)
         known: dict[tuple[int, str], int] = {}
         last: dict[tuple[int, int], tuple[int, str, int]] = {}
         for number, kind_number in enumerate(kernels.kind):
             kind = kernels.kinds[kind_number]
             order = orders.get(kind.device)
-            run = order.at(kernels.start_us[number] + base) if order else ""
+            run = order.name(order.at(kernels.start_us[number])) if order else ""
             if (kind_number, run) not in known:
                 known[kind_number, run] = self._kind(kind, run, made)
             op_kind, lane = known[kind_number, run], (kind.device, kind.stream)
@@ -170,18 +172,33 @@ class Instructions:
 
 
 class _Order:
-    """Runs of programs on a device, by their begin."""
+    """Runs of programs on a device, by their begin; times are relative to ``base``."""
 
-    def __init__(self, runs: ModuleRuns) -> None:
+    def __init__(self, runs: ModuleRuns, base: float) -> None:
         order = sorted(range(len(runs.names)), key=runs.start_us.__getitem__)
-        self._starts = array("d", map(runs.start_us.__getitem__, order))
-        self._ends = array("d", map(runs.end_us.__getitem__, order))
+        self._starts = array("d", (runs.start_us[place] - base for place in order))
+        self._ends = array("d", (runs.end_us[place] - base for place in order))
         self._names = [runs.names[place] for place in order]
 
-    def at(self, time_us: float) -> str:
-        """The program that ran at a time; empty where none did."""
+    def at(self, time_us: float) -> int:
+        """The number of the run at a time; -1 where there was none."""
         place = bisect_right(self._starts, time_us) - 1
-        return self._names[place] if place >= 0 and time_us <= self._ends[place] else ""
+        return place if place >= 0 and time_us <= self._ends[place] else -1
+
+    def name(self, run: int) -> str:
+        """The program of a run; empty for -1."""
+        return self._names[run] if run >= 0 else ""
+
+
+def _explain(gaps: Gaps, orders: Mapping[int, _Order]) -> None:
+    """Say of the gaps of a device whether a program was running."""
+    for number, device in enumerate(gaps.device):
+        if (order := orders.get(device)) is not None:
+            start = gaps.start_us[number]
+            run = order.at(start)
+            is_within = run >= 0 and run == order.at(start + gaps.dur_us[number])
+            cause = f"inside a program: {order.name(run)}" if is_within else "host: between programs"
+            gaps.cause[number] = gaps.causes.number(cause)
 
 
 def _from_trace(named: _Named, kind: KernelKind, why: str) -> OpKind:

@@ -231,6 +231,13 @@ def test_the_program_of_a_tpu_is_the_one_that_ran_then(tmp_path: Path) -> None:
     assert own.flops is not None and own.flops >= 2 * 1024 * 2048 * 512
 
 
+def test_a_gap_of_a_tpu_is_in_a_program_or_between_two(tmp_path: Path) -> None:
+    runs = [Event("jit_f(5)", 0, 100), Event("jit_f(5)", 200, 100)]
+    ops = [instruction("fusion.2", start) for start in (10, 50, 210)]
+    trace = read_trace(write_space(tmp_path / "run.xplane.pb", tpu(*ops, modules=runs)))
+    assert [gap.cause for gap in trace.gaps] == ["inside a program: jit_f(5)", "host: between programs"]
+
+
 def test_what_lies_around_others_on_a_tpu_is_no_work(tmp_path: Path) -> None:
     ops = [instruction("while.3", 0, dur_us=100), instruction("fusion.2", 10), instruction("fusion.2", 50)]
     trace = read_trace(write_space(tmp_path / "run.xplane.pb", tpu(*ops)))
