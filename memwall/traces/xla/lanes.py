@@ -36,7 +36,6 @@ _SAID: Mapping[str, str] = {
 _NO_WORK = ("MemoryAlloc", "MemFree", "MemoryFree", "MemoryResidency", "CUPTI", "Overhead", "NVTX:")
 _SIZES = re.compile(r"(grid|block):(\d+),(\d+),(\d+)")
 _BYTES = re.compile(r"\b(?:size|num_bytes):(\d+)")
-_DRIVER = re.compile(r"(?:cu|cuda|hip|hsa)_?[A-Z]")
 #: what a host's thread does that says nothing of the program: Python's own frames, locks, thread pools
 _NOISE = ("$", "MutexLock", "ThreadpoolListener", "end: ")
 #: instructions of a TPU that other instructions run in, halves of what runs aside, messages
@@ -188,7 +187,7 @@ class XlaLanes:
         self.ran_on_host |= "hlo_op" in said
         if "step_num" in said:
             self._hand_on("user_annotation", event, {}, name=f"ProfilerStep#{said['step_num']}")
-        elif "correlation_id" in said and _DRIVER.match(name):
+        elif "correlation_id" in said:  # of CUDA's or ROCm's driver, whatever it is called
             self._hand_on("cuda_driver", event, {"correlation": said["correlation_id"]})
         elif not name.startswith(_NOISE):
             self._hand_on("cpu_op", event, {})

@@ -54,6 +54,10 @@ def number(place: int, value: int) -> bytes:
     return varint(place << 3) + varint(value)
 
 
+#: stats whose texts CUPTI's collector writes once, as names that others refer to
+_REFERRED = ("hlo_op", "hlo_module", "kernel_details", "memcpy_details", "name")
+
+
 class _Writer:
     def __init__(self) -> None:
         self.names: dict[str, int] = {}
@@ -63,6 +67,8 @@ class _Writer:
         key = number(1, self.names.setdefault(name, len(self.names) + 1))
         if isinstance(value, int):
             return key + number(4, value)
+        if name in _REFERRED:
+            return key + number(7, self.names.setdefault(str(value), len(self.names) + 1))
         return key + piece(6 if isinstance(value, bytes) else 5, value)  # type: ignore[arg-type]
 
     def kind(self, event: Event) -> int:
