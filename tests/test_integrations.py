@@ -196,7 +196,7 @@ def test_a_workflow_makes_what_the_makefile_has():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = {name for line in re.findall(r"^([\w -]+):(?!=)", makefile, re.MULTILINE) for name in line.split()}
     called = re.findall(r"^make (\S+)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
-    assert called == ["check", "gate", "test", "test-newest", "test-oldest"]
+    assert called == ["xla", "check", "gate", "test", "test-newest", "test-oldest"]
     texts = [text for job in jobs("ci.yml").values() for text in commands(job)]
     assert [text for text in texts if not text.startswith(("make ", "python -m pip install "))] == []
     made = {target for text in texts for target in re.findall(r"\bmake ([a-z-]+)", text)}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwall.analysis.dtypes import emulations
 from memwall.analysis.explanation import calibration_text
-from memwall.analysis.kernel_kinds import KindTotal, kernel_kinds
+from memwall.analysis.kernel_kinds import kernel_kinds
 from memwall.analysis.levers import Lever
 from memwall.analysis.machines import Machine
 from memwall.analysis.pipes import mfu_peaks
@@ -71,8 +71,9 @@ class _Entry:
     #: than :data:`MOST_LEVERED` entries
     bound_by: str = ""
     levers: tuple[Lever, ...] = ()
-    #: kinds of kernels (:mod:`memwall.analysis.kernel_kinds`): what is fused with what
-    kinds: Mapping[str, KindTotal] = field(default_factory=dict)
+    #: launches, and seconds, by kind of kernel (:mod:`memwall.analysis.kernel_kinds`): what is fused with what
+    kind_kernels: Mapping[str, int] = field(default_factory=dict)
+    kind_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def time_text(self) -> str:
@@ -197,6 +198,7 @@ def ratio_interval(base: Totals, other: Totals) -> tuple[float, float] | None:
 def entry_of(profile: Profile, schedule: Schedule, label: str, base: Schedule, price: Prices | None) -> Entry:
     totals, gpu = schedule.totals, schedule.gpu
     apart = None if base.gpu.name == gpu.name else ratio_interval(base.totals, totals)
+    kinds = kernel_kinds(profile, schedule)
     figures = answer_of(profile, schedule, (price or {}).get(gpu.name))
     return Entry(
         label=label,
@@ -213,7 +215,8 @@ def entry_of(profile: Profile, schedule: Schedule, label: str, base: Schedule, p
         wall_shares=wall_shares(schedule),
         peak_at=peak_place(profile, schedule),
         emulated=emulations(profile, schedule),
-        kinds=kernel_kinds(profile, schedule),
+        kind_kernels={name: kind.kernels for name, kind in kinds.items()},
+        kind_s={name: kind.time_s for name, kind in kinds.items()},
     )
 
 

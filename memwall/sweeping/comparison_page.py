@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import memwall.report.columns as col
-from memwall.analysis.kernel_kinds import KINDS, KindTotal
+from memwall.analysis.kernel_kinds import KINDS
 from memwall.analysis.pipes import mfu_note, peaks_text
 from memwall.analysis.quantities import ANSWERS
 from memwall.core.units import duration, few, percent
@@ -195,13 +195,12 @@ def _work_table(entries: Sequence[Entry]) -> Table:
 
 def _kind_tables(entries: Sequence[Entry]) -> list[Table]:
     """Kernels of each entry by what they hold, and their time."""
-    kinds = [kind for kind in KINDS if any(kind in entry.kinds for entry in entries)]
-    each = [[entry.kinds.get(kind, KindTotal()) for entry in entries] for kind in kinds]
+    kinds = [kind for kind in KINDS if any(kind in entry.kind_kernels for entry in entries)]
     labels = col.of(entries, ": label name")
     note = "fused: in one kernel with other ops; reductions: norms too; a kernel with a matmul counts under matmuls"
-    like = [one.time_s for row in each for one in row if one.kernels]
-    counts = [col.plain(kind, [one.kernels for one in row]) for kind, row in zip(kinds, each, strict=True)]
-    times = [col.seconds(kind, [one.time_s for one in row], like=like) for kind, row in zip(kinds, each, strict=True)]
+    like = [time_s for entry in entries for time_s in entry.kind_s.values()]
+    counts = [col.plain(kind, [entry.kind_kernels.get(kind, 0) for entry in entries]) for kind in kinds]
+    times = [col.seconds(kind, [entry.kind_s.get(kind, 0.0) for entry in entries], like=like) for kind in kinds]
     return [col.table("Kernels", [*labels, *counts], note), col.table("Time", [*labels, *times])]
 
 

@@ -335,7 +335,7 @@ CASES = {
     "fuse none.py": "no such file: none.py",
     "fuse none.json": "no such file: none.json",
     "fuse net.py --policy memwal": "no policy named 'memwal'; did you mean memwall?",
-    "fuse net.py --policy wishful": "there is eager, inductor, max-autotune, memwall, server, ideal",
+    "fuse net.py --policy wishful": "there is eager, inductor, max-autotune, xla, memwall, server, ideal",
     "fuse net.py --what-if dram_bytes*2": "cannot read the what-if 'dram_bytes*2'",
     "fuse net.py --what-if dram_byte_per_s*=2": "did you mean dram_bytes_per_s?",
     "fuse net.py --gpu a100 --policy eager --no-capture --what-if fuse:layers": "no module fits 'layers'",

@@ -92,6 +92,7 @@ AXES = {
         "parallel.dispatcher": "alltoall,hybridep parallel.dp=2 parallel.ep=2 @mixtral",
         "parallel.a2a_overlap": "yes,no parallel.dp=2 parallel.ep=2 parallel.microbatches=2 @mixtral",
         "parallel.ep": "1,2 parallel.dp=2 @mixtral", "parallel.sp": "yes,no parallel.tp=2",
+        "parallel.shards": "2,4 parallel.dp=4 parallel.fsdp=full",
     },
 }  # fmt: skip
 #: option of a command that is no axis -> why
@@ -103,6 +104,7 @@ NO_AXES = {
         "what-if": "a table of its own next to one result", "nodes": "so many GPUs: the axis world",
         "scale": "several numbers of GPUs: the axis world",
         "strict": "an error, no other result: --where 'coverage==1'", "ncu": "a file that is compared with the result",
+        "hlo": "what a trace is read with, no other result",
         "other-rank": "further ranks of one result: the axis rank",
         "parallel": "a whole layout: each of its keys is an axis, parallel.tp",
     },

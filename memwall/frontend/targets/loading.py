@@ -52,7 +52,7 @@ def load_file(path: Path) -> ModuleType:
     before = set(sys.modules)
     sys.modules[name] = module
     try:
-        with importable(path.resolve().parent), users_code():
+        with importable(path.resolve().parent), without_devices(), users_code():
             loader.exec_module(module)
     except BaseException as error:
         _forget(before)
@@ -71,7 +71,7 @@ def load_module(name: str) -> ModuleType:
 
     seed()
     try:
-        with importable(Path.cwd()), users_code():
+        with importable(Path.cwd()), without_devices(), users_code():
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(error.name + ".")):
@@ -125,8 +125,7 @@ def importable(folder: Path) -> Iterator[None]:
     sys.path.insert(0, entry)
     sys.dont_write_bytecode = True
     try:
-        with without_devices():
-            yield
+        yield
     finally:
         sys.dont_write_bytecode = wrote
         if entry in sys.path:

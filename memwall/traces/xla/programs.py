@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from memwall.core.errors import UsageError
+from memwall.core.errors import UsageError, install
 from memwall.core.files import read_text
 from memwall.frontend.hlo import HloComputation, HloInstruction, HloModule, parse
 from memwall.traces.xla.space import XPlane
@@ -103,7 +103,7 @@ class _Printed:
             try:
                 from jaxlib.xla_client import XlaComputation
             except ImportError:
-                raise UsageError("its HLO in the profile is read by JAX: pip install 'memwall[jax]'") from None
+                raise UsageError(f"its HLO in the profile is read by JAX: {install('jax')}") from None
         try:
             module = next(
                 (value for place, value in fields(self.proto) if place == 1 and not isinstance(value, int)), b""
