@@ -176,7 +176,9 @@ def _verdict(
     """The verdict on a figure, next to the base's, why, and what is allowed."""
     value, before = values
     verdict, why, allowed = "pass", "", None
-    if value is None:
+    if value is None and quantity.name == "graph_breaks" and not head.profile.of_torch:
+        why = "no PyTorch module: TorchDynamo captures nothing of it"
+    elif value is None:
         capture = head.profile.traced.dynamo if quantity.name == "graph_breaks" else None
         failed = f"TorchDynamo captures nothing: {capture.failure}" if capture and capture.failure else ""
         verdict, why = "inconclusive", failed or f"{quantity.title}: the profile does not hold them"
