@@ -174,7 +174,8 @@ def report(names: list[str], devices: list[str]) -> str:
         "",
         "Written by `python lab/reports/xla_report.py`. Kernels: those of memwall's plan, and those that a second reader counts"
         " in the text of the optimized HLO; of ideal and of primitives: compulsory bytes over those of the policies `ideal` and"
-        " `eager`; peak: of the plan over XLA's buffer assignment; ms: modeled time of a step.",
+        " `eager`; peak: of the plan over XLA's buffer assignment; ms: modeled time of a step. The second reader counts a loop"
+        " once where the HLO does not state its trips, as on TPUs; memwall reads them from the loop's condition.",
         "",
         "| program | device | kernels | second reader | of ideal | of primitives | peak | ms |",
         "|---|---|---|---|---|---|---|---|",
