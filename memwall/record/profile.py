@@ -173,7 +173,8 @@ class Profile:
 
     def is_share(self, schedule: Schedule) -> bool:
         """Whether a compiled program is what one of several devices does of the traced one."""
-        return schedule.policy in COMPILING and _has_messages(self.graphs[schedule.graph]) > _has_messages(self.graph)
+        own = self.graphs[schedule.graph]
+        return schedule.policy in COMPILING and _has_messages(own) and not _has_messages(self.graph)
 
     def graph_for(self, gpu: Gpu) -> int:
         """Which graph a GPU runs: the one it was simulated with, else that with its attention kernels, else 0."""

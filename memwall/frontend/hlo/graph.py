@@ -239,7 +239,7 @@ def _done(computation: HloComputation, start: HloInstruction) -> HloInstruction:
     """The instruction that waits for what another one has started.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no instruction waits for it.
     """
     name = start.name
     for one in computation.instructions:

@@ -53,7 +53,7 @@ def typed_instruction(line: str) -> tuple[HloInstruction, tuple[HloShape, ...]]:
     """An instruction on one line, and the shapes of its operands, where they stand before their names, as in traces.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the line is not an instruction.
     """
     reader = _Reader(line, "HLO")
     first = _FIRST.match(line)
@@ -188,7 +188,7 @@ def shape_of(text: str) -> HloShape:
     """The shape of ``(f32[], bf16[8,128]{1,0:T(8,128)(2,1)S(1)})``.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a shape.
     """
     text = _COMMENT.sub("", text).strip()
     if text.startswith("("):

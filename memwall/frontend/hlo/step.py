@@ -65,7 +65,7 @@ class HloStep:
         return self.to.numbers.get(node) if isinstance(node, int) else None
 
     def combined(self) -> str:
-        """What it does with two elements; empty where it is none of those that have a name."""
+        """The operation on two elements, such as ``add``; empty where it has no name here."""
         for name in self.one.called:
             for inner in self.to.module.computations[name].instructions:
                 if inner.opcode in COMBINED:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import jax
@@ -15,7 +15,7 @@ import numpy as np
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, Storage
 from memwall.frontend.facts import TraceFacts, noted
-from memwall.frontend.jax.jaxprs import JaxprWriter, dtype_name, shape_of
+from memwall.frontend.jax.jaxprs import JaxprWriter, shape_of
 from memwall.frontend.program import Program, TraceOptions, TraceResult, described
 from memwall.frontend.targets.blame import blame, users_code
 from memwall.frontend.targets.inputs import SHORT_DTYPES
@@ -45,7 +45,7 @@ class JaxProgram(Program):
 
     function: Callable[..., Any] = lambda: None
     arguments: tuple[Tree, ...] = ()
-    keywords: Mapping[str, Tree] = None  # type: ignore[assignment]
+    keywords: Mapping[str, Tree] = field(default_factory=dict)
     parameters: int = 0
     buffers: int = 0
     loss: Callable[[Any], Any] | None = None
@@ -129,7 +129,7 @@ class JaxProgram(Program):
             return jax.ShapeDtypeStruct(leaf.shape, kind, sharding=_named(getattr(leaf, "sharding", None)))
 
         with _blamed(f"reading the inputs of {self.target or self.name}"):
-            found = jax.tree_util.tree_map(shape, (self.arguments, dict(self.keywords or {})))
+            found = jax.tree_util.tree_map(shape, (self.arguments, dict(self.keywords)))
         return found[0], found[1]
 
     def _given(self, writer: GraphWriter, arguments: Sequence[Tree], keywords: Mapping[str, Tree]) -> tuple[Tree, ...]:
@@ -205,7 +205,7 @@ class JaxProgram(Program):
         return sum(jnp.sum(leaf, dtype=jnp.float32) for leaf in floats)
 
     def _transformation(self, walk: JaxprWriter | None) -> tuple[str, Any] | None:
-        """Name and transformation of the optimizer; None where there is none."""
+        """Name and transformation of the optimizer; None for a step that ends after backward."""
         asked = self.optimizer
         if asked is None or asked == "none":
             return None
@@ -340,6 +340,3 @@ def _blamed(doing: str) -> Iterator[None]:
         yield
     except (Exception, SystemExit) as error:
         raise blame(error, doing) from error
-
-
-__all__ = ["JaxProgram", "dtype_name"]
