@@ -11,8 +11,8 @@ from memwall.core.ranks import ranks_text
 from memwall.hardware.links import Cluster
 from memwall.ops.collective import receives
 from memwall.ops.launches import Message
+from memwall.perfmodel.collective_algorithms import OPS
 from memwall.perfmodel.collectives import (
-    OPS,
     CollectiveOptions,
     CollectiveTime,
     collective_s,

@@ -135,7 +135,7 @@ def _others(call: Call) -> float:
 
 
 def _cost(call: Call, kind: str, nbytes: int, read_bytes: int, write_bytes: float, link_bytes: float) -> Cost:
-    """A message of ``nbytes`` in a collective of :data:`memwall.perfmodel.collectives.OPS`."""
+    """A message of ``nbytes`` in a collective of :data:`memwall.perfmodel.collective_algorithms.OPS`."""
     written, spared = int(write_bytes), link_bytes / 2 if kind == "all_reduce" else 0.0  # by a switch that sums
     kernels = [Plain(read_bytes=read_bytes, write_bytes=written)]
     if nbytes and call.attributes["ranks"] > 1:

@@ -207,8 +207,8 @@ class Plain(Launch):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message(Plain):
-    """A collective library's kernel: ``op`` of :data:`memwall.perfmodel.collectives.OPS` on ``nbytes``, as nccl-tests
-    define the size, between the ranks of ``group`` (:mod:`memwall.core.ranks`)."""
+    """A collective library's kernel: ``op`` of :data:`memwall.perfmodel.collective_algorithms.OPS` on ``nbytes``, as
+    nccl-tests define the size, between the ranks of ``group`` (:mod:`memwall.core.ranks`)."""
 
     op: str
     nbytes: int

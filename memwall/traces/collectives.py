@@ -20,13 +20,15 @@ from memwall.core.errors import UsageError
 from memwall.core.graph import ITEMSIZE
 from memwall.core.units import counted, size
 from memwall.hardware.links import Cluster
-from memwall.perfmodel.collectives import OPS, CollectiveTime, collective_s
+from memwall.perfmodel.collective_algorithms import OPS
+from memwall.perfmodel.collectives import CollectiveTime, collective_s
 from memwall.traces.records import ProfilerTrace, TracedOp
 from memwall.traces.rows import KernelRows, Launches
 from memwall.traces.schemas import DTYPES, SCALAR_TYPES
 from memwall.traces.values import whole_number
 
-#: op of :data:`memwall.perfmodel.collectives.OPS`, names in others' last -> how collectives and kernels are called
+#: op of :data:`~memwall.perfmodel.collective_algorithms.OPS`, names that others contain last -> how collectives and
+#: kernels are called
 _CALLED = {
     "reduce_scatter": "reduce_?scatter", "all_reduce": "all_?reduce", "all_gather": "all_?gather",
     "all_to_all": "all_?to_?all", "broadcast": "broadcast|reduce", "send_recv": "send|recv",

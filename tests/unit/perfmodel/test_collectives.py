@@ -11,7 +11,8 @@ from memwall.bench.accuracy.reading import read_measured
 from memwall.core.errors import UsageError
 from memwall.hardware.cluster import hardware_of, load_cluster
 from memwall.hardware.links import Cluster, Link, Protocol
-from memwall.perfmodel.collectives import OPS, collective_s, taken_shares
+from memwall.perfmodel.collective_algorithms import OPS
+from memwall.perfmodel.collectives import collective_s, taken_shares
 from memwall_lab.collectives import CollectiveSample
 from tests.unit.places import ROOT, is_whole, truth
 
