@@ -9,26 +9,26 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from memwall.conflicts import applying_policies, check_step, refuse_options_of_torch
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
-from memwall.core.question import completed, options_of, signature_of
+from memwall.core.question import completed, signature_of
 from memwall.frontend.hlo.sheet import HloArgument
 from memwall.frontend.program import Program, TraceOptions, TraceResult
 from memwall.frontend.targets.seeds import seeded
-from memwall.frontend.targets.sizes import MODES
 from memwall.fusion import check_policies
-from memwall.fusion.policies import COMPILED, COMPILING, POLICIES, REWRITING
+from memwall.fusion.policies import COMPILING
 from memwall.hardware.chips import chip_of
 from memwall.hardware.cluster import gpu_of, joined
 from memwall.hardware.host import STATED, Host, default_host, load_host
 from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu, load_gpus, stated, with_nearest_constants
-from memwall.hardware.torch_versions import BACKENDS, FLASH, TORCH, torch_version
+from memwall.hardware.torch_versions import BACKENDS, FLASH, torch_version
 from memwall.ops import graph_costs
-from memwall.ops.sdpa import GENERATIONS, Backends, runs_on
+from memwall.ops.sdpa import GENERATIONS, Backends
 from memwall.record.profile import Profile
 from memwall.record.traced import Traced
-from memwall.step import ATTENTION, Step
+from memwall.step import Step
 from memwall.subjects import subject_of
 from memwall.wings import part
 
@@ -98,11 +98,11 @@ def _made(
     beside: bool = False,
 ) -> Profile:
     gpus = joined(asked_gpus(gpu or gpu_of(asked["cluster"]), asked["host"]), asked["cluster"], asked["world"])
-    _check_step(asked, gpus)
+    check_step(asked, gpus)
     check_policies(policies, gpus)
     with uncollected(), seeded(), started(asked["world"], asked["rank"], gpus[0]):
         workload = subject(asked, gpus[0])
-        policies = _applying(policies, isinstance(workload, Program), workload.name, beside=beside)
+        policies = applying_policies(policies, isinstance(workload, Program), workload.name, beside=beside)
         say(f"tracing {workload.name}")
         compiled = set(policies) == {"inductor"}
         options = replace(_trace_options(asked, gpus[0]), compiled=compiled)
@@ -117,51 +117,6 @@ def _made(
             raise UsageError(f"--strict: no formula models {', '.join(result.coverage.unmodeled)}")
         say(f"simulating {len(result.graph.ops):,} ops on {', '.join(g.name for g in gpus)}")
         return _simulated(result, gpus, policies, asked["cuda_graph"])
-
-
-def _applying(policies: Sequence[str], is_program: bool, name: str, *, beside: bool = False) -> Sequence[str]:
-    """The policies; of those that are asked for ``beside`` other targets the ones that a PyTorch module, or another
-    program, can run under. Raises ``UsageError``: it cannot under one, or under none."""
-    others = (*COMPILED, *REWRITING) if is_program else tuple(COMPILING)
-    left = [policy for policy in policies if policy not in others]
-    if left if beside else len(left) == len(policies):
-        return left
-    wrong = next(policy for policy in policies if policy in others)
-    if is_program:
-        able = ", ".join(policy for policy in POLICIES if policy not in others)
-        raise UsageError(f"policy {wrong} is of PyTorch modules, and {name} is none; take one of {able}")
-    raise UsageError(
-        f"policy {wrong} compiles a JAX program or StableHLO, and {name} is a PyTorch module; torchax makes a JAX"
-        " function of one, where it knows the torch that is installed"
-    )
-
-
-def _check_step(asked: Step, gpus: Sequence[Gpu]) -> None:
-    """Check the options of a step. Raises ``UsageError``: a value is not among the choices of its option, or an option
-    conflicts with another option or with a GPU."""
-    _check("mode", asked["mode"], MODES)
-    if asked["no_grad"] and asked["mode"] != "forward":
-        raise UsageError("no_grad goes with mode 'forward': inference takes no gradients, and training needs them")
-    if asked["mode"] != "training" and asked["optimizer"] not in (None, "adamw"):
-        raise UsageError(f"optimizer goes with mode 'training'; mode {asked['mode']!r} has no step of an optimizer")
-    _check("attention", asked["attention"], ATTENTION)
-    _check("torch", asked["torch"], tuple(TORCH))
-    for each in gpus:
-        _check_attention(asked["attention"], each, asked["torch"])
-
-
-#: options of a step that PyTorch alone knows
-_OF_TORCH = ("autocast", "no_grad", "attention", "torch", "real", "replay")
-
-
-def _refuse_torchs(program: Program, asked: Step) -> None:
-    """Raises ``UsageError``: an option is given that only a PyTorch module has a use for."""
-    for name in _OF_TORCH:
-        said = options_of(Step)[name]
-        if asked.get(name) != said.default:
-            raise UsageError(
-                f"{program.target or program.name} is {program.kind}, which has no use for --{said.spelled}"
-            )
 
 
 def _trace_options(asked: Step, gpu: Gpu) -> TraceOptions:
@@ -184,7 +139,7 @@ def _trace_options(asked: Step, gpu: Gpu) -> TraceOptions:
 def _traced(subject: Workload | Program, asked: Step, options: TraceOptions, say: Callable[[str], None]) -> TraceResult:
     """The trace of a torch workload, or of a program by its own front end."""
     if isinstance(subject, Program):
-        _refuse_torchs(subject, asked)
+        refuse_options_of_torch(subject, asked)
         return subject.traced(options)
     from memwall.frontend.torch import trace
 
@@ -210,22 +165,6 @@ def of_another_gpu(made: Profile, gpus: Sequence[Gpu]) -> str:
     return f"the model asks what depends on the GPU ({names}), and {known.gpu} answered: profile each other GPU alone"
 
 
-def _check_attention(attention: str, gpu: Gpu, torch: str) -> None:
-    """Raises ``UsageError``: this version of torch has no such attention kernel, or none for the GPU."""
-    runs = runs_on(chip_of(gpu))
-    if attention in FLASH and torch_version(torch).number < FLASH[attention][1]:
-        name, since, _ = FLASH[attention]
-        raise UsageError(
-            f"attention {attention!r}: torch can be switched to {name} since {since[0]}.{since[1]}, not {torch}"
-        )
-    if attention not in ("auto", *runs):
-        needs = "; torch's flash attention needs 8.0" if attention == "flash" else ""
-        raise UsageError(
-            f"attention {attention!r}: torch has no such kernel for {gpu.name} (compute capability"
-            f" {gpu.compute_capability or 'unknown'}{needs}); take {' or '.join(runs)}, or auto"
-        )
-
-
 def _with_other_kernels(made: Profile, attention: str) -> Profile:
     """The profile, with a note where calls do not run in the attention kernel that was asked for."""
     others = {name for graph in made.graphs for name in graph.backends if name in (*BACKENDS, *FLASH)} - {attention}
@@ -240,7 +179,7 @@ def _with_other_kernels(made: Profile, attention: str) -> Profile:
 def _simulated(traced: Profile, gpus: Sequence[Gpu], policies: Sequence[str], cuda_graph: bool) -> Profile:
     """The profile on some GPUs under some policies. Raises ``UsageError``: a policy is PyTorch's, and the profile is of
     another program, or the other way round."""
-    _applying(policies, not traced.of_torch, traced.workload.name)
+    applying_policies(policies, not traced.of_torch, traced.workload.name)
     launch = "graph" if cuda_graph else "eager"
     for policy in COMPILING.intersection(policies):
         for gpu in gpus:
@@ -438,11 +377,6 @@ def started(world: int | None, rank: int, gpu: Gpu) -> contextlib.AbstractContex
     from memwall.frontend.torch.ranks.distributed import as_rank
 
     return as_rank(rank, world, gpu.cluster.gpus_per_node if gpu.cluster else world)
-
-
-def _check(option: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UsageError(f"{option} is {value!r}; want one of {', '.join(choices)}")
 
 
 def policy_names(policy: str | Iterable[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ the ends of the interval of the median.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
@@ -124,3 +124,13 @@ class Measurement:
             BadRecord: a key is missing or its value is of the wrong kind; names it.
         """
         return read(cls, record, where)
+
+
+def check_measurements(records: Sequence[Any], ops: int) -> None:
+    """Check the measurements of a record, whose graphs have so many ops. Raises ``BadRecord``: one is damaged, or has a
+    kernel of ops that no graph has."""
+    for i, record in enumerate(records):
+        where = f"measurements[{i}]"
+        for kernel in Measurement.from_dict(record, where).kernels:
+            if not kernel.op_ids or max(kernel.op_ids) >= ops:
+                raise BadRecord(f": kernel {kernel.id} has op_ids that the graph has not", f"{where}.kernels")

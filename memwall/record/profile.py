@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwall.core.errors import UsageError
 from memwall.core.files import read_json, uncollected, write_whole
-from memwall.core.graph import Graph
+from memwall.core.graph import Graph, Op
 from memwall.core.structure import BadRecord, check_schema, read, write
 from memwall.core.version import __version__
 from memwall.core.views import view
@@ -26,9 +26,10 @@ from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost, graph_costs
 from memwall.ops.lowering import LowerableGraph
 from memwall.ops.sdpa import Backends, not_run_by
+from memwall.record.coverage import Coverage, coverage_of
 from memwall.record.format import SavedProfile, json_lines, read_profile, schedule_to_row
 from memwall.record.graphs import attention_to_row, graph_to_row
-from memwall.record.measurement import Measurement
+from memwall.record.measurement import check_measurements
 from memwall.record.schedules import CHEAP, Schedules
 from memwall.record.traced import Traced
 from memwall.simulate.plan_context import MODEL_CLASSES
@@ -41,17 +42,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "memwall.profile/1"
 _SCHEMA_FAMILY, _SCHEMA_VERSION = "memwall.profile", 1
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """Fractions of ops, FLOPs and bytes that a formula models, and the names of the unmodeled ops, which have no FLOP
-    count: ``flops`` is the share of ops, the best that can be said."""
-
-    ops: float
-    flops: float
-    bytes: float
-    unmodeled: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -124,23 +114,22 @@ class Profile:
     @cached_property
     def model_flops(self) -> int:
         """FLOPs of contractions, convolutions and attention."""
-        return sum(cost.total_flops for cost in self._model_costs)
+        return sum(cost.total_flops for _, cost in self._model_costs)
 
     @cached_property
     def dense_model_flops(self) -> int:
         """Like :attr:`model_flops` with attention counted dense, as most other tools do."""
-        return sum(cost.total_flops if cost.dense_flops is None else cost.dense_flops for cost in self._model_costs)
+        return sum(cost.total_flops if cost.dense_flops is None else cost.dense_flops for _, cost in self._model_costs)
 
     @cached_property
     def flops_again(self) -> int:
         """Of :attr:`model_flops`, those that backward computes again."""
-        pairs = zip(self.graph.ops, self.costs[0], strict=True)
-        return sum(cost.total_flops for op, cost in pairs if op.op_class in MODEL_CLASSES and op.again)
+        return sum(cost.total_flops for op, cost in self._model_costs if op.again)
 
     @property
-    def _model_costs(self) -> list[Cost]:
+    def _model_costs(self) -> list[tuple[Op, Cost]]:
         pairs = zip(self.graph.ops, self.costs[0], strict=True)
-        return [cost for op, cost in pairs if op.op_class in MODEL_CLASSES]
+        return [(op, cost) for op, cost in pairs if op.op_class in MODEL_CLASSES]
 
     @cached_property
     def dram_bytes(self) -> int:
@@ -150,13 +139,7 @@ class Profile:
     @cached_property
     def coverage(self) -> Coverage:
         """How much of the graph is modeled."""
-        costs = self.costs[0]
-        known = [c for c in costs if c.modeled]
-        names = sorted({op.name for op, c in zip(self.graph.ops, costs, strict=True) if not c.modeled})
-        total_bytes = sum(c.bytes for c in costs)
-        by_ops = len(known) / len(costs) if costs else 1.0
-        by_bytes = sum(c.bytes for c in known) / total_bytes if total_bytes else 1.0
-        return Coverage(by_ops, by_ops, by_bytes, tuple(names))
+        return coverage_of(self.graph, self.costs[0])
 
     def simulation(self, gpu: str, policy: str = "eager") -> Schedule:
         """The simulation on a GPU, by its canonical name; raises ``KeyError`` if that GPU was not simulated."""
@@ -403,7 +386,7 @@ class Profile:
         try:
             row = read(SavedProfile, record)
             graphs, simulations, attention = read_profile(row)
-            _check_measurements(row.measurements, max(len(graph.ops) for graph, _ in graphs))
+            check_measurements(row.measurements, max(len(graph.ops) for graph, _ in graphs))
         except (BadRecord, UsageError) as error:
             raise UsageError(f"{source}: {error}") from None
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
@@ -427,15 +410,6 @@ def _has_messages(graph: Graph) -> bool:
 
 def _costed(graph: Graph) -> tuple[Graph, tuple[Cost, ...]]:
     return graph, graph_costs(graph)
-
-
-def _check_measurements(records: Sequence[Any], ops: int) -> None:
-    """They stay what they are in the record."""
-    for i, record in enumerate(records):
-        where = f"measurements[{i}]"
-        for kernel in Measurement.from_dict(record, where).kernels:
-            if not kernel.op_ids or max(kernel.op_ids) >= ops:
-                raise BadRecord(f": kernel {kernel.id} has op_ids that the graph has not", f"{where}.kernels")
 
 
 def default_record_path() -> Path:

@@ -107,7 +107,7 @@ def analyse_file(
 ) -> TraceAnalysis:
     """The analysis of a trace's file, with those ``beside`` it, on the GPU given, else on its own, and if that is not
     known on the first of those to take ``instead``. Raises ``UsageError``: a file is wrong, or its GPU is not known."""
-    from memwall.traces.analysis import analyse
+    from memwall.traces.analysing import analyse
     from memwall.traces.reading import read_trace
 
     trace, ncu = read_trace(path, beside.get("hlo")), beside.get("ncu")

@@ -17,7 +17,8 @@ from memwall.core.structure import one_of, write
 from memwall.core.version import __version__
 from memwall.hardware.gpu import Gpu
 from memwall.perfmodel.roofline import LINK
-from memwall.traces.analysis import TraceAnalysis, analyse
+from memwall.traces.analysing import analyse
+from memwall.traces.analysis import TraceAnalysis
 from memwall.traces.attained import RowKind, TraceRows
 from memwall.traces.reading import ran_on
 

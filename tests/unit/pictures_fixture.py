@@ -25,7 +25,8 @@ from memwall.serving.steps.attention import Attention
 from memwall.serving.steps.kernels import Between, Collective, Product, Sampling
 from memwall.sweeping.compare import compare_gpus, compare_profile, compare_profiles
 from memwall.sweeping.comparison_figure import comparison_chart
-from memwall.traces.analysis import TraceAnalysis, analyse
+from memwall.traces.analysing import analyse
+from memwall.traces.analysis import TraceAnalysis
 from memwall.traces.comparison import compare_traces
 from memwall.traces.comparison_page import TraceComparisonReport
 from memwall.traces.figure import trace_chart

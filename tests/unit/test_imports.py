@@ -14,7 +14,7 @@ from tests.unit.places import ROOT
 #: the analyzer, in the order in which the data flows; nothing imports the package itself
 ANALYZER = (
     "wings", "core", "hardware", "ops", "perfmodel", "frontend", "fusion", "simulate", "record", "analysis", "step",
-    "subjects", "pipeline", "programs", "trace_cache", "points", "report", "cli",
+    "conflicts", "subjects", "pipeline", "programs", "trace_cache", "points", "report", "cli",
 )  # fmt: skip
 #: what the package is from outside: it may name anything
 OUTSIDE = ("__init__", "__main__")
@@ -28,7 +28,7 @@ LIGHT = ("memwall", "memwall.serving.command", "memwall.sweeping.command", "memw
          "memwall.fuse.command", "memwall.fuse.run", "memwall.core.compat", "memwall.hardware.lookup",
          "memwall.bench.accuracy", "memwall.gate.history", "memwall.gate.run",
          "memwall.frontend.targets", "memwall.record.capture", "memwall.record.profile", "memwall.bench.kernels",
-         "memwall.bench.ab", "memwall.bench.calibrate", "memwall.traces.analysis", "memwall.codegen.emit")  # fmt: skip
+         "memwall.bench.ab", "memwall.bench.calibrate", "memwall.traces.analysing", "memwall.codegen.emit")  # fmt: skip
 
 HEAVY = ("torch", "pandas", "matplotlib", "triton", "transformers", "pyarrow")
 

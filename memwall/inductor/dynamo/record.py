@@ -85,10 +85,10 @@ class RegionRecorder(Recorder):
 
 
 class DynamoRun:
-    """An execution of a traced step through Dynamo (:data:`memwall.frontend.torch.run.Execute`); keeps what it saw.
-    ``others`` are inputs of further calls, ``dtype`` what floating inputs are cast to. ``on_device`` lets Dynamo trace
-    the mode that puts tensors on the traced device: it breaks where plain code would not (``Tensor.unflatten``), so
-    this is for models that name ``cuda`` or no device in their forward."""
+    """An execution of a traced step through Dynamo (:data:`~memwall.frontend.torch.recorded_step.Execute`); keeps what
+    it saw. ``others`` are inputs of further calls, ``dtype`` what floating inputs are cast to. ``on_device`` lets
+    Dynamo trace the mode that puts tensors on the traced device: it breaks where plain code would not
+    (``Tensor.unflatten``), so this is for models that name ``cuda`` or no device in their forward."""
 
     def __init__(self, others: Sequence[Any] = (), dtype: torch.dtype | None = None, on_device: bool = False) -> None:
         self.others = tuple(others)

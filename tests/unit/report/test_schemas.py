@@ -19,7 +19,7 @@ from memwall.report.json_schema import RECORDS, schema_text
 from memwall.serving import saved as serving
 from memwall.serving.saved import saved
 from memwall.sweeping.compare import compare_gpus, compare_profile
-from memwall.traces.analysis import analyse
+from memwall.traces.analysing import analyse
 from memwall.traces.comparison import compare_traces, compare_with_model
 from memwall.traces.comparison_page import TraceComparisonReport
 from memwall.traces.page import TraceReport

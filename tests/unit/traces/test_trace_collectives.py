@@ -8,7 +8,7 @@ from memwall.core.errors import UsageError
 from memwall.hardware.cluster import load_cluster
 from memwall.hardware.lookup import load_gpu
 from memwall.report import render
-from memwall.traces.analysis import analyse
+from memwall.traces.analysing import analyse
 from memwall.traces.collectives import collectives, rank_waits
 from memwall.traces.page import TraceReport
 from memwall.traces.reading import read_trace

@@ -7,7 +7,7 @@ import pytest
 from memwall.cli import main
 from memwall.hardware.lookup import load_gpu
 from memwall.report import render
-from memwall.traces.analysis import analyse
+from memwall.traces.analysing import analyse
 from memwall.traces.comparison import TraceComparison, compare_traces, compare_with_model
 from memwall.traces.comparison_page import TraceComparisonReport
 from memwall.traces.reading import read_trace

@@ -12,7 +12,9 @@ from memwall.core.errors import Unsupported
 from memwall.hardware.lookup import load_gpu
 from memwall.ops.schemas import parse_value
 from memwall.perfmodel.roofline import WALLS
-from memwall.traces.analysis import UNKNOWN, TraceAnalysis, TraceRow, analyse
+from memwall.traces.analysing import analyse
+from memwall.traces.analysis import UNKNOWN, TraceAnalysis
+from memwall.traces.attained import TraceRow
 from memwall.traces.calls import Hints, list_dtype, read_call
 from memwall.traces.costs import LINK
 from memwall.traces.reading import gpu_name, read_trace
