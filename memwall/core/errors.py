@@ -44,6 +44,9 @@ class MissingError(MemwallError):
     exit_code = 3
 
 
+#: what reading a file raises whose parts are not as its format defines them
+MALFORMED = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError)
+
 #: characters of an exception's message that are looked at: some print a whole tensor
 _MESSAGE_CHARS = 20_000
 

@@ -27,7 +27,7 @@ class GraphWriter:
         self.ops: list[Op] = []
         self.free_calls: Counter[str] = Counter()
         self.module, self.source, self.phase, self.again = "", "", "forward", False
-        self._max_ops = max_ops
+        self._max_ops, self._trips = max_ops, 0
         self._specs: dict[TensorSpec, TensorSpec] = {}
 
     def array(self, shape: Sequence[int], dtype: str, role: str = "activation", name: str = "") -> int:
@@ -71,11 +71,7 @@ class GraphWriter:
         Raises:
             UsageError: there are more ops than allowed.
         """
-        if len(self.ops) >= self._max_ops:
-            raise UsageError(
-                f"the program has more than {self._max_ops:,} ops, loops written out (--max-ops allows more); profile"
-                " fewer iterations"
-            )
+        self._check(len(self.ops))
         place = {"module": self.module, "source": self.source, "phase": self.phase, "again": self.again}
         own = {**place, **said}
         self.ops.append(
@@ -91,6 +87,22 @@ class GraphWriter:
             )
         )
         return len(self.ops) - 1
+
+    def trip(self) -> None:
+        """A trip of a loop that is written out, also one that writes no op.
+
+        Raises:
+            UsageError: there are more of them than ops are allowed.
+        """
+        self._check(self._trips)
+        self._trips += 1
+
+    def _check(self, written: int) -> None:
+        if written >= self._max_ops:
+            raise UsageError(
+                f"the program has more than {self._max_ops:,} ops, loops written out (--max-ops allows more); profile"
+                " fewer iterations"
+            )
 
     def free(self, name: str) -> None:
         """A call that launches nothing under any policy."""

@@ -371,7 +371,8 @@ def fourier(call: Call) -> Cost:
     real = not (call.inputs[0].dtype.startswith("complex") and call.outputs[0].dtype.startswith("complex"))
     side = call.outputs[0] if call.outputs[0].dtype.startswith("complex") else call.inputs[0]
     points = math.prod(call.attributes["fft_lengths"])
-    flops = side.numel * math.log2(max(points, 1)) * (2.5 if real else 5)
+    elements = max(call.inputs[0].numel, call.outputs[0].numel)  # a real side has them all, the other half of them
+    flops = elements * math.log2(max(points, 1)) * (2.5 if real else 5)
     pipe = Pipe("vector", "float64" if side.dtype == "complex128" else "float32")
     return streamed(call.cost({pipe: round(flops)}), side.numel)
 

@@ -65,7 +65,7 @@ def step_bound_s(graph: Graph, plan: Plan, gpu: Gpu) -> float:
     apart = {storage for storage, found in touching.items() if len(found) == 1}
     each_s = [_longest_s(graph, [kernel.of(apart) for kernel in those], gpu) for those in streams.values()]
     moving = [kernel._replace(on_chip_s=0.0) for kernel in kernels]
-    return max(*occupied_s.values(), *each_s, _cut(moving, _next_reads(graph, moving), gpu, math.inf))
+    return max([*occupied_s.values(), *each_s, _cut(moving, _next_reads(graph, moving), gpu, math.inf)])
 
 
 def _longest_s(graph: Graph, kernels: Sequence[_BoundKernel], gpu: Gpu) -> float:

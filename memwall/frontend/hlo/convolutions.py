@@ -6,14 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import gcd
 from typing import Any
-
-import numpy as np
 
 from memwall.frontend.hlo.module import HloArray, HloInstruction
 
 _LABELS = re.compile(r"([\w?]+)_([\w?]+)->([\w?]+)")
 _WINDOW = re.compile(r"(\w+)=([\d_x\-]+)")
+
+#: places of a window that are looked at: wider ones are real windows
+_WIDEST = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -30,23 +32,33 @@ class WindowAxis:
     window_dilation: int = 1
 
     @cached_property
-    def met(self) -> tuple[int, ...]:
-        """For each pair of places of the result and of the window that meet a place of the operand: that place."""
-        at = np.arange(self.result)[:, None] * self.stride + np.arange(self.window) * self.window_dilation - self.low
-        is_met = (at >= 0) & (at <= (self.size - 1) * self.dilation) & (at % self.dilation == 0)
-        return tuple(int(place) for place in at[is_met] // self.dilation)
-
-    @property
-    def part(self) -> tuple[int, int]:
-        """The first place of the operand that is met, and the one behind the last: XLA cuts operands by padding."""
-        return (min(self.met), max(self.met) + 1) if self.met else (0, 0)
+    def met(self) -> tuple[int, int, int]:
+        """Pairs of a place of the result and one of the window that meet a place of the operand; the first place that
+        is met, and the one behind the last: XLA cuts operands by padding."""
+        pairs, least, behind = 0, self.size, 0
+        common = gcd(self.stride, self.dilation)
+        step = self.dilation // common  # of the result, from one place that meets one of the operand to the next
+        inverse = pow(self.stride // common, -1, step)
+        for place in range(min(self.window, _WIDEST)):
+            begin = place * self.window_dilation - self.low  # what the result's first place meets
+            if begin % common:
+                continue
+            first = max(-(begin // self.stride), 0)
+            first += (-begin // common * inverse - first) % step
+            last = min(((self.size - 1) * self.dilation - begin) // self.stride, self.result - 1)
+            if first <= last:
+                last -= (last - first) % step
+                pairs += (last - first) // step + 1
+                least = min(least, (first * self.stride + begin) // self.dilation)
+                behind = max(behind, (last * self.stride + begin) // self.dilation + 1)
+        return (pairs, least, behind) if pairs else (0, 0, 0)
 
     @property
     def of_dot(self) -> str:
         """What the axis is of a dot: one of its ``batch``, of its ``left``, of its ``right``, or ``summed``; empty
         where it is one of a real window."""
-        window, result, pairs = self.window, self.result, len(self.met)
-        size = self.part[1] - self.part[0]
+        window, result, (pairs, first, behind) = self.window, self.result, self.met
+        size = behind - first
         if size == window == result == pairs:
             return "batch"
         if window == 1 and size == result == pairs:
@@ -142,7 +154,7 @@ class Window:
         """The part of the operand that is met: the first place of each of its axes, and the one behind the last."""
         found = [(0, size) for size in operand.shape]
         for axis, place in zip(self.lhs[2:], self.axes, strict=True):
-            found[axis] = place.part
+            found[axis] = place.met[1:]
         return found
 
     def attributes(self) -> Mapping[str, Any]:

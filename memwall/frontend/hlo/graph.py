@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from memwall.core.errors import UsageError
+from memwall.core.errors import MALFORMED, UsageError
 from memwall.frontend.hlo.module import HloArray, HloComputation, HloInstruction, HloModule, HloShape, arrays
 from memwall.frontend.hlo.names import REARRANGED
 from memwall.frontend.hlo.rules import computed
@@ -87,7 +87,7 @@ class HloWalk(Sheet):
                 else:
                     operands = [found[name] for name in one.operands]
                     found[one.name] = self._yielded(computation, one, operands, one.name in written)
-            except (LookupError, ValueError, TypeError, ArithmeticError, AssertionError) as error:
+            except MALFORMED as error:
                 raise UsageError(
                     f"{self.module.name}, line {one.line}: {one.opcode} {one.name} is not as XLA writes it"
                     f" ({' '.join(str(error).split())})"
@@ -164,6 +164,7 @@ class HloWalk(Sheet):
             return self.run(body, [state])
         if count is not None:
             for _ in range(count):
+                self.graph.trip()
                 state = self.run(body, [state])
             return state
         known = evaluated(self.module, goes_on, [self._known(state)])
@@ -172,6 +173,7 @@ class HloWalk(Sheet):
             self.run(goes_on, [state])
             return self.run(body, [state])
         while known:
+            self.graph.trip()
             state = self.run(body, [state])
             known = evaluated(self.module, goes_on, [self._known(state)])
         return state

@@ -37,12 +37,16 @@ def _library_convolution(step: HloStep) -> Node:
 
 
 def _library(step: HloStep, name: str, operands: Sequence[int], attributes: Mapping[str, Any], epilogue: str) -> Node:
-    """A library's product, with what it adds to it and does to the sum; its scratch memory is not written."""
+    """A library's product, with what it adds to it and does to the sum, which it may keep too (``AUX``). Its scratch
+    memory is not written, and a factor is no operand of a sum."""
     result, *scratch = step.results
     made = step.write(name, step.values(operands), ("lhs", "rhs"), attributes, [result])
     for number in range(2, len(step.operands)):
-        if isinstance(node := step.operands[number], int) and isinstance(made, int):
+        if isinstance(node := step.operands[number], int) and isinstance(made, int) and step.array(number).shape:
             made = step.write("add", [made, node], ("x", "y"), results=[result])
+    kept: list[Node] = []
+    if "AUX" in epilogue and isinstance(made, int):
+        kept = [step.write("copy", [made], ("x",), results=[scratch.pop(0)])]
     for mark, activation in _EPILOGUES.items():
         if mark in epilogue and isinstance(made, int):
             made = step.write(activation, [made], ("x",), results=[result])
@@ -50,7 +54,7 @@ def _library(step: HloStep, name: str, operands: Sequence[int], attributes: Mapp
         return made
     unwritten = [step.to.new(array) for array in scratch]
     step.to.left.update(unwritten)
-    return (made, *unwritten)
+    return (made, *kept, *unwritten)
 
 
 #: operands of a gradient of attention, before its bias and forward's result

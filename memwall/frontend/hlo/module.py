@@ -137,6 +137,11 @@ class HloComputation:
         return {one.name: one for one in self.instructions}
 
     @cached_property
+    def called(self) -> frozenset[str]:
+        """The computations that its instructions name."""
+        return frozenset(name for one in self.instructions for name in one.called)
+
+    @cached_property
     def parameters(self) -> tuple[HloInstruction, ...]:
         """Its parameters, by number."""
         found = [one for one in self.instructions if one.opcode == "parameter"]

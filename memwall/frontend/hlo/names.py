@@ -47,6 +47,30 @@ REARRANGED: Mapping[str, str] = {
 COMBINED: Mapping[str, str] = {
     "add": "sum", "maximum": "max", "minimum": "min", "multiply": "prod", "and": "and", "or": "or",
 }  # fmt: skip
+#: target of a custom call → primitive
+KNOWN_CALLS = {
+    "mhlo.topk": "top_k", "TopK": "top_k", "ApproxTopK": "approx_top_k", "mhlo.erf": "erf",
+    "__cusolver$cholesky": "cholesky",
+    "cu_threefry2x32": "threefry2x32", "cu_threefry2x32_ffi": "threefry2x32", "cu_lu_pivots_to_permutation": "copy",
+}  # fmt: skip
+
+#: routines of cuSOLVER, hipSOLVER and LAPACK → primitives; the letter of a type stands before LAPACK's
+_ROUTINE = re.compile(r"(?:(?:cusolver|hipsolver|cublas|hipblas)_|(?:lapack|blas)_[sdcz])(\w+?)(?:_ffi)?")
+_ROUTINES = {
+    "potrf": "cholesky", "getrf": "lu", "getrf_batched": "lu", "geqrf": "geqrf", "geqrf_batched": "geqrf",
+    **dict.fromkeys(("orgqr", "ungqr"), "householder_product"),
+    **dict.fromkeys(("syevd", "heevd", "syevj"), "eigh"),
+    **dict.fromkeys(("gesdd", "gesvd", "gesvdj", "gesvdp"), "svd"),
+    **dict.fromkeys(("trsm", "trsm_batched"), "triangular_solve"),
+}  # fmt: skip
+
+
+def known_call(target: str) -> str:
+    """The primitive that a custom call is; empty of others."""
+    routine = _ROUTINE.fullmatch(target)
+    return KNOWN_CALLS.get(target) or (_ROUTINES.get(routine[1], "") if routine else "")
+
+
 #: parts of a name that say how a primitive was called, not where
 _CALLS = re.compile(
     r"(?:jit|pjit|xla_call)\(.*\)|call_exported|while|body|cond|scan|closed_call|core_call|custom_jvp_call\w*"

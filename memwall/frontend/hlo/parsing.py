@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import ITEMSIZE
@@ -36,6 +37,8 @@ _BITS = re.compile(r"E\((\d+)\)")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _ROW = re.compile(r"^(\d+)\s+(.*)$")
 _FIELD = re.compile(r"(\w+)=(\d+)")
+#: brackets within each other, and elements of an axis, that no program has
+_DEEPEST, _LONGEST = 64, 1 << 62
 #: opcodes whose parentheses hold no operands
 _LITERAL = ("constant", "parameter", "iota")
 
@@ -170,14 +173,20 @@ class _Reader:
             raise self._wrong(str(error)) from None
 
     def _check(self, computations: Mapping[str, HloComputation]) -> None:
-        """Refuse a text that names what it does not have."""
+        """Refuse a text that names what it does not have, or whose computations call themselves."""
         for computation in computations.values():
             for one in computation.instructions:
                 self._at = one.line
+                if one.opcode == "parameter" and not one.literal.isdecimal():
+                    raise self._wrong(f"the parameter {one.name} has no number")
                 missing = [name for name in one.operands if name not in computation.by_name]
                 missing += [name for name in one.called if name not in computations]
                 if missing:
                     raise self._wrong(f"{one.name} names {missing[0]}, which is not there")
+        try:
+            TopologicalSorter({name: made.called for name, made in computations.items()}).prepare()
+        except CycleError as error:
+            raise self._wrong(f"the computation {error.args[1][0]} calls itself") from None
 
     def _wrong(self, what: str) -> UsageError:
         return UsageError(f"{self._name}, line {max(self._at, 1)}: {what}")
@@ -201,7 +210,10 @@ def shape_of(text: str) -> HloShape:
         return ()
     if dtype not in DTYPES:
         raise ValueError(f"no type {dtype!r} is known")
-    shape = tuple(int(size.strip(" <=")) for size in sizes.split(",") if size.strip())
+    axes_said = [size.strip(" <=") for size in sizes.split(",") if size.strip()]
+    if not all(size.isdecimal() and int(size) < _LONGEST for size in axes_said):
+        raise ValueError(f"the sizes are no numbers of elements: {_shown(text)}")
+    shape = tuple(map(int, axes_said))
     order, _, rest = layout.partition(":")
     axes = tuple(map(int, order.split(","))) if order else tuple(reversed(range(len(shape))))
     if sorted(axes) != list(range(len(shape))):
@@ -226,7 +238,7 @@ def _operands(text: str) -> tuple[str, ...]:
 
 
 def _closed(text: str, at: int) -> int:
-    """Where the bracket that opens there has closed; -1: it does not."""
+    """Where the bracket that opens there has closed; -1: it does not, or holds too many within each other."""
     depth = 0
     while special := _BRACKET.search(text, at):
         at = special.end()
@@ -237,6 +249,8 @@ def _closed(text: str, at: int) -> int:
             at = string.end()
         elif special[0] in "({[":
             depth += 1
+            if depth > _DEEPEST:
+                return -1
         else:
             depth -= 1
             if not depth:

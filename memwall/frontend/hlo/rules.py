@@ -12,7 +12,7 @@ from memwall.frontend.hlo.convolutions import Window, dot_numbers
 from memwall.frontend.hlo.groups import replica_groups
 from memwall.frontend.hlo.libraries import LIBRARIES, OWN, target_of_call, top_k
 from memwall.frontend.hlo.module import HloArray, HloInstruction, HloShape
-from memwall.frontend.hlo.names import REARRANGED
+from memwall.frontend.hlo.names import REARRANGED, known_call
 from memwall.frontend.hlo.scalars import folded, primitive_of
 from memwall.frontend.hlo.sheet import HloConstant, Node, Sheet
 from memwall.frontend.hlo.step import HloStep
@@ -221,6 +221,8 @@ def _custom_call(step: HloStep) -> Node:
     for prefix, rule in LIBRARIES.items():
         if target.startswith(prefix):
             return rule(step)
+    if primitive := known_call(target):
+        return step.write(primitive, step.values())
     estimate = step.one.backend_config.get("custom_call_config", {}).get("cost_estimate")
     attributes = {"target": target, "cost_estimate": estimate}
     return step.write("pallas_call" if target in OWN else "custom_call", step.values(), ("operand",) * 64, attributes)

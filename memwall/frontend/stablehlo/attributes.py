@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -120,32 +119,11 @@ COLLECTIVES = frozenset((
 ))  # fmt: skip
 #: operations that launch nothing and pass their operands on
 FREE = frozenset(("optimization_barrier", "after_all", "create_token", "sharding_constraint"))
-#: targets of custom calls that are free, and those that are primitives
+#: targets of custom calls that are free
 FREE_CALLS = frozenset((
     "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement", "LayoutConstraint",
     "xla.sdy.FuncResultSharding", "AssumeGatherIndicesInBound",
 ))  # fmt: skip
-KNOWN_CALLS = {
-    "mhlo.topk": "top_k", "TopK": "top_k", "ApproxTopK": "approx_top_k", "mhlo.erf": "erf",
-    "cu_threefry2x32": "threefry2x32", "cu_threefry2x32_ffi": "threefry2x32", "cu_lu_pivots_to_permutation": "copy",
-}  # fmt: skip
-
-#: routines of cuSOLVER, hipSOLVER and LAPACK → primitives; the letter of a type stands before LAPACK's
-_ROUTINE = re.compile(r"(?:(?:cusolver|hipsolver|cublas|hipblas)_|(?:lapack|blas)_[sdcz])(\w+?)(?:_ffi)?")
-_ROUTINES = {
-    "potrf": "cholesky", "getrf": "lu", "getrf_batched": "lu", "geqrf": "geqrf", "geqrf_batched": "geqrf",
-    **dict.fromkeys(("orgqr", "ungqr"), "householder_product"),
-    **dict.fromkeys(("syevd", "heevd", "syevj"), "eigh"),
-    **dict.fromkeys(("gesdd", "gesvd", "gesvdj", "gesvdp"), "svd"),
-    **dict.fromkeys(("trsm", "trsm_batched"), "triangular_solve"),
-}  # fmt: skip
-
-
-def known_call(target: str) -> str:
-    """The primitive that a custom call is; empty of others."""
-    routine = _ROUTINE.fullmatch(target)
-    return KNOWN_CALLS.get(target) or (_ROUTINES.get(routine[1], "") if routine else "")
-
 
 #: the one operation of a body → what scans along an axis by it, and what scatters
 SCANS = {"add": "cumsum", "maximum": "cummax", "minimum": "cummin", "multiply": "cumprod"}

@@ -19,6 +19,7 @@ from jaxlib.mlir import ir
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
 from memwall.core.ranks import ranks_text
+from memwall.frontend.hlo.names import known_call
 from memwall.frontend.hlo.rules import MESSAGES
 from memwall.frontend.hlo.scalars import folded
 from memwall.frontend.jax.jaxprs import OPERANDS
@@ -253,7 +254,7 @@ class StablehloImporter:
         if target in tables.FREE_CALLS:
             self.writer.free(f"lax.{target}")
             return operands[: len(op.results)]
-        if primitive := tables.known_call(target):
+        if primitive := known_call(target):
             return self._op(f"lax.{primitive}", op, operands, {})
         return self._op(f"custom_call.{target.replace('.', '_')}", op, operands, {})
 
@@ -307,6 +308,7 @@ class StablehloImporter:
                 self.notes["a while loop whose trips depend on data is counted once"] = None
             elif not going.number:
                 break
+            self.writer.trip()
             with self.places.trip(trip):
                 carried = self._region(body, carried, values)
             trip += 1

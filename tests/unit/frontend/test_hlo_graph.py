@@ -237,6 +237,24 @@ def test_a_loop_of_too_many_ops_is_refused():
         written(endless, max_ops=100)
 
 
+@pytest.mark.parametrize("said", ["", ', backend_config={"known_trip_count":{"n":"99999999999"}}'])
+def test_a_loop_that_does_nothing_ends_too(said):
+    """An endless loop of a number that no op changes."""
+    text = """%again (s: (s32[])) -> pred[] {
+      %s = (s32[]) parameter(0)
+      ROOT %t = pred[] constant(true)
+    }
+    %body (s: (s32[])) -> (s32[]) {
+      ROOT %s = (s32[]) parameter(0)
+    }
+    ENTRY:
+    %zero = s32[] constant(0)
+    %init = (s32[]) tuple(%zero)
+    ROOT %w = (s32[]) while(%init), condition=%again, body=%body"""
+    with pytest.raises(UsageError, match="more than 100 ops"):
+        written("\n".join(line.strip() for line in text.splitlines()) + said, max_ops=100)
+
+
 CONDITIONAL = """%small (a: f32[8]) -> f32[8] {
   %a = f32[8]{0} parameter(0)
   ROOT %n = f32[8]{0} negate(%a)
@@ -306,10 +324,16 @@ def test_a_dot_that_a_tpu_writes_as_a_convolution_is_a_dot(text, labels, shapes,
     assert window(text, labels, *shapes).as_dot()["dimension_numbers"] == numbers
 
 
+def test_a_batch_of_many_products_is_a_dot():
+    """100,000 products: of 10^10 pairs of places those on the diagonal meet."""
+    made = window("size=100000 stride=99999 lhs_dilate=100000", "0bf_0oi->0bf", *((100_000, 8, 8),) * 3)
+    assert made.as_dot()["dimension_numbers"] == [[[2], [2]], [[0], [0]]]
+
+
 def test_a_real_window_is_no_dot():
     made = window("size=3x3 pad=1_1x1_1", "b01f_01io->b01f", (8, 56, 56, 64), (3, 3, 64, 128), (8, 56, 56, 128))
     assert made.as_dot() is None
-    assert len(made.axes[0].met) == 3 * 56 - 2  # at both ends one of three is padding
+    assert made.axes[0].met[0] == 3 * 56 - 2  # at both ends one of three is padding
 
 
 def test_a_dot_may_take_a_part_of_its_operand_by_padding():
@@ -332,6 +356,14 @@ def test_a_dot_may_take_a_part_of_its_operand_by_padding():
 )
 def test_the_devices_of_a_message(said, group):
     assert replica_groups(HloInstruction("r", "all-reduce", (), (), said), 4) == group
+
+
+def test_devices_that_no_program_has_are_refused():
+    with pytest.raises(UsageError, match=r"all-reduce r .*groups of 9,999,999,999,999 devices"):
+        written(
+            "%s (a: f32[]) -> f32[] {\n  ROOT %a = f32[] parameter(0)\n}\nENTRY:\n%x = f32[64]{0} parameter(0)\n"
+            "ROOT %r = f32[64]{0} all-reduce(%x), to_apply=%s, replica_groups=[1,9999999999999]<=[9999999999999]"
+        )
 
 
 @pytest.mark.parametrize(
@@ -422,3 +454,58 @@ def test_cudnns_convolutions_and_their_gradients_are_as_many_flops(target, shape
     )
     (cost,) = graph_costs(found.graph)
     assert cost.total_flops == 2 * 8 * 28 * 28 * 64 * 128 * 9
+
+
+def library(operands: str, result: str, said: str):
+    """The cost of one call of a library, and its graph."""
+    shapes = operands.split()
+    given = "\n".join(f"%p{n} = {shape} parameter({n})" for n, shape in enumerate(shapes))
+    names = ", ".join(f"%p{n}" for n in range(len(shapes)))
+    found = written(f"ENTRY:\n{given}\nROOT %c = {result} custom-call({names}), {said}")
+    return graph_costs(found.graph), found.graph
+
+
+PRODUCT = '"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}'
+
+
+def test_a_product_that_keeps_its_sum_before_the_activation_writes_both():
+    """[512, 1024] x [1024, 256]; the sum is kept beside what GELU makes of it, the scratch memory is not written."""
+    _, graph = library(
+        "f32[512,1024]{1,0} f32[1024,256]{1,0}",
+        "(f32[512,256]{1,0}, f32[512,256]{1,0}, s8[4194304]{0})",
+        'custom_call_target="__cublas$lt$matmul", '
+        f'backend_config={{"gemm_backend_config":{{{PRODUCT},"epilogue":"GELU_AUX"}}}}',
+    )
+    product, kept, active = graph.ops
+    assert [op.name for op in graph.ops] == ["lax.dot_general", "lax.copy", "lax.erf"]
+    assert kept.inputs == active.inputs == product.outputs
+    assert {*graph.outputs} > {*kept.outputs, *active.outputs}
+
+
+def test_factors_of_a_product_in_eight_bits_are_not_added_to_it():
+    costs, _ = library(
+        "f8e4m3fn[512,1024]{1,0} f8e4m3fn[1024,256]{0,1} f32[] f32[]",
+        "(bf16[512,256]{1,0}, s8[4194304]{0})",
+        f'custom_call_target="__cublas$lt$matmul$f8", backend_config={{"gemm_backend_config":{{{PRODUCT}}}}}',
+    )
+    assert sum(cost.total_flops for cost in costs) == 2 * 512 * 1024 * 256
+
+
+@pytest.mark.parametrize("target", ["cusolver_potrf_ffi", "lapack_spotrf_ffi", "__cusolver$cholesky"])
+def test_a_factorization_counts_as_one(target):
+    """n^3 / 3 of a matrix of 256."""
+    ((cost,), _) = library("f32[256,256]{0,1}", "(f32[256,256]{0,1}, s32[])", f'custom_call_target="{target}"')
+    assert cost.total_flops == 256**3 // 3
+
+
+def test_a_real_transform_is_half_of_a_complex_one():
+    """5/2 n log2 n of each of 256 rows of 4096, both ways."""
+    for operand, result, kind in (
+        ("f32[256,4096]", "c64[256,2049]", "RFFT"),
+        ("c64[256,2049]", "f32[256,4096]", "IRFFT"),
+    ):
+        found = written(
+            f"ENTRY:\n%x = {operand}{{1,0}} parameter(0)\n"
+            f"ROOT %f = {result}{{1,0}} fft(%x), fft_type={kind}, fft_length={{4096}}"
+        )
+        assert sum(cost.total_flops for cost in graph_costs(found.graph)) == 256 * 5 * 4096 * 12 // 2

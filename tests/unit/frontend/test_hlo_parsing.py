@@ -129,6 +129,10 @@ def test_a_text_that_is_cut_off_is_refused_with_its_line():
         (" parameter(0)", "", "there is no operation"),
         ("= bf16[", "= b17[", "no type 'b17' is known"),
         ("{1,0} parameter(0)", "{2,0} parameter(0)", "the layout does not fit the shape"),
+        (" parameter(0)", " parameter(nan)", "has no number"),
+        ("= bf16[", "= bf16[-", "the sizes are no numbers of elements"),
+        ("= bf16[", "= bf16[99999999999999999999,", "the sizes are no numbers of elements"),
+        ("= bf16[", f"= {'(' * 100_000}bf16[", "there is no shape"),
         ("dot(%parameter_0,", "dot(%parameter_9,", "names parameter_9, which is not there"),
         ("%parameter_0 =", "%parameter_0 ", "this is no instruction"),
     ],
@@ -138,3 +142,12 @@ def test_a_line_that_is_damaged_is_named(old, new, said):
     found = broken(lambda text: text.replace(old, new, 1))
     assert found.startswith(f"dump.hlo, line {number}: ")
     assert said in found
+
+
+def test_a_computation_that_calls_itself_is_refused():
+    first, second = (
+        f"%{name} {{\n  %p = f32[] parameter(0)\n  ROOT %c = f32[] call(%p), to_apply=%{other}\n}}\n\n"
+        for name, other in ("ab", "ba")
+    )
+    with pytest.raises(UsageError, match=r"the computation [ab] calls itself"):
+        parse(f"HloModule f\n\n{first}{second}ENTRY %main {{\n  ROOT %p = f32[] parameter(0)\n}}\n")

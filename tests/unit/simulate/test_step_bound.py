@@ -185,3 +185,8 @@ def test_the_longer_of_messages_and_products_bounds_a_step():
     sent_s, computed_s = 4 * 2**30 * (7 / 8) / 450e9, 4 * 2 * 16384 * 8192**2 / 989.4e12
     assert computed_s == pytest.approx(8.9e-3, rel=0.01)
     assert record.step_bound_s(record.simulations[0]) == pytest.approx(max(sent_s, computed_s), rel=0.02)
+
+
+def test_a_program_without_kernels_takes_no_time():
+    step_s, totals = bounds(nn.Identity())
+    assert step_s == totals.bound_s == 0
