@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
-from memwall.frontend.onnx.node import Node, OnnxTensor, Scope
+from memwall.frontend.onnx.node import Node, OnnxTensor, Scope, called
+from memwall.frontend.onnx.reading import DTYPES
 from memwall.frontend.writing import GraphWriter
 from memwall.hardware.chips import Chip
 
@@ -50,7 +50,7 @@ def branch(to: BodyWriter, proto: Any, operands: Sequence[OnnxTensor | None], sc
     known = condition.scalar if condition else None
     if known is None:
         name = max(("then_branch", "else_branch"), key=lambda side: nodes_in(branches[side]))
-        to.notes[f"If {proto.name}: its condition depends on data, and the {name.replace('_', ' ')} is taken"] = None
+        to.notes[f"{called(proto)}: its condition depends on data, and the {name.replace('_', ' ')} is taken"] = None
     else:
         name = "then_branch" if known else "else_branch"
     return to.graph(branches[name], {**scope})
@@ -65,7 +65,7 @@ def loop(to: BodyWriter, proto: Any, operands: Sequence[OnnxTensor | None], scop
     trips, condition, *carried = operands
     count = None if trips is None else trips.scalar
     if count is None or count > 1 << 40:
-        to.notes[f"Loop {proto.name}: its number of trips depends on data, and one trip is counted"] = None
+        to.notes[f"{called(proto)}: its number of trips depends on data, and one trip is counted"] = None
         count = 1
     stacked: list[list[OnnxTensor]] = []
     going = True if condition is None else condition.scalar
@@ -73,14 +73,15 @@ def loop(to: BodyWriter, proto: Any, operands: Sequence[OnnxTensor | None], scop
     for trip in range(int(count)):
         if going is False:
             break
+        to.writer.trip()
         names = [item.name for item in body.input]
-        said = OnnxTensor((), "int64", numbers=np.array(trip))
+        number = OnnxTensor((), "int64", numbers=np.array(trip))
         still = OnnxTensor((), "bool", numbers=np.array(True))
-        next_condition, *made = to.graph(body, {**scope, **dict(zip(names, (said, still, *state), strict=True))})
+        next_condition, *made = to.graph(body, {**scope, **dict(zip(names, (number, still, *state), strict=True))})
         going = next_condition.scalar
         state, added = made[: len(state)], made[len(state) :]
         stacked.append(added)
-    return [*state, *_stacks(node, stacked)]
+    return [*state, *_stacks(node, stacked, body.output[1 + len(state) :])]
 
 
 def scan(to: BodyWriter, proto: Any, operands: Sequence[OnnxTensor | None], scope: Scope) -> Sequence[OnnxTensor]:
@@ -89,7 +90,10 @@ def scan(to: BodyWriter, proto: Any, operands: Sequence[OnnxTensor | None], scop
     body, count = attributes["body"], attributes["num_scan_inputs"]
     given = [tensor for tensor in operands if tensor is not None]
     state, scanned = given[: len(given) - count], given[len(given) - count :]
-    axes = attributes.get("scan_input_axes") or [0] * count
+    axes = [
+        axis % len(tensor.shape)
+        for axis, tensor in zip(attributes.get("scan_input_axes") or [0] * count, scanned, strict=True)
+    ]
     backwards = attributes.get("scan_input_directions") or [0] * count
     length = scanned[0].shape[axes[0]] if scanned else 0
     names = [item.name for item in body.input]
@@ -103,18 +107,35 @@ def scan(to: BodyWriter, proto: Any, operands: Sequence[OnnxTensor | None], scop
         made = to.graph(body, {**scope, **dict(zip(names, (*state, *parts), strict=True))})
         state, added = made[: len(state)], made[len(state) :]
         stacked.append(added)
-    return [*state, *_stacks(node, stacked)]
+    return [*state, *_stacks(node, stacked, body.output[len(state) :], attributes.get("scan_output_axes"))]
 
 
-def _stacks(node: Node, stacked: Sequence[Sequence[OnnxTensor]]) -> list[OnnxTensor]:
-    """What each trip added, copied into one tensor for each output."""
+def _stacks(
+    node: Node, stacked: Sequence[Sequence[OnnxTensor]], outputs: Sequence[Any], axes: Sequence[int] | None = None
+) -> list[OnnxTensor]:
+    """What each trip added, copied into one tensor for each of the body's ``outputs``, along the first axis unless
+    ``axes`` say another; without a trip there are no elements."""
     found = []
-    for parts in zip(*stacked, strict=True):
-        whole = replace(parts[0], shape=(len(parts), *parts[0].shape), value=None, numbers=None, name="")
-        whole.value = node.new(whole.shape, whole.dtype)
-        node.run("stack", [node.placed(part) for part in parts], ["tensors"] * len(parts), {"dim": 0}, [whole.value])
+    for i, output in enumerate(outputs):
+        parts = [added[i] for added in stacked]
+        if not parts:
+            found.append(_empty(node, output))
+            continue
+        axis = axes[i] % (len(parts[0].shape) + 1) if axes else 0
+        shape = (*parts[0].shape[:axis], len(parts), *parts[0].shape[axis:])
+        whole = OnnxTensor(shape, parts[0].dtype, node.new(shape, parts[0].dtype))
+        names = ["tensors"] * len(parts)
+        node.run("stack", [node.placed(part) for part in parts], names, {"dim": axis}, [node.placed(whole)])
         found.append(whole)
     return found
+
+
+def _empty(node: Node, output: Any) -> OnnxTensor:
+    """What no trip has added to: its rank and dtype are those that the body says."""
+    kind = output.type.tensor_type
+    if kind.elem_type not in DTYPES:
+        raise node.wrong(f"it makes no trip, and its body does not say of what kind {output.name!r} is")
+    return OnnxTensor((0, *(axis.dim_value for axis in kind.shape.dim)), DTYPES[kind.elem_type])
 
 
 CONTROL: Mapping[str, Control] = {"If": branch, "Loop": loop, "Scan": scan}

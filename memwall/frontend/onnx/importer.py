@@ -20,17 +20,18 @@ import onnx
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from memwall.core.errors import UsageError
+from memwall.core.errors import MALFORMED, UsageError
 from memwall.core.graph import Graph
 from memwall.frontend.onnx.control import CONTROL
-from memwall.frontend.onnx.node import Node, OnnxTensor, Scope, placed
+from memwall.frontend.onnx.node import Node, OnnxTensor, Scope, called, placed
 from memwall.frontend.onnx.reading import DTYPES, ELEMENT_TYPES, OnnxModel, domain_of
 from memwall.frontend.onnx.table import ROWS, SHAPES, VIEWS
 from memwall.frontend.writing import GraphWriter
 from memwall.hardware.chips import Chip
 
-#: most elements of a constant that is computed here, and of an initializer whose numbers are read
-FOLDED = 8192
+#: most elements of a constant that is computed here, and of an initializer whose numbers are read; of one that is
+#: floating, in which only factors of axes say shapes, as many as there are axes
+FOLDED, _FACTORS = 8192, 8
 #: nodes that are never folded: they draw numbers
 _RANDOM = frozenset(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli"))
 #: ops of weights alone that run in every step all the same
@@ -69,17 +70,24 @@ class Importer:
         hints = {item.name: item.type for item in (*graph.value_info, *graph.output)}
         for proto in graph.node:
             self._node(proto, scope, hints)
+        if missing := [item.name for item in graph.output if item.name not in scope]:
+            raise UsageError(f"{self.source}: no node makes the output {missing[0]!r}")
         return [scope[item.name] for item in graph.output]
 
     def _node(self, proto: Any, scope: Scope, hints: Mapping[str, Any]) -> None:
         try:
             operands = [scope[name] if name else None for name in proto.input]
         except KeyError as error:
-            raise UsageError(f"{self.source}: no node makes {error.args[0]!r}, which {proto.name} reads") from None
-        if proto.op_type in CONTROL and domain_of(proto) == "onnx":
-            made = CONTROL[proto.op_type](self, proto, operands, scope)
-        else:
-            made = self._made(proto, operands, hints)
+            raise UsageError(f"{self.source}: no node makes {error.args[0]!r}, which {called(proto)} reads") from None
+        try:
+            if proto.op_type in CONTROL and domain_of(proto) == "onnx":
+                made = CONTROL[proto.op_type](self, proto, operands, scope)
+            else:
+                made = self._made(proto, operands, hints)
+        except MALFORMED as error:
+            raise UsageError(
+                f"{self.source}: {called(proto)} is not as ONNX defines it ({' '.join(str(error).split())})"
+            ) from error
         for name, tensor in zip(proto.output, made, strict=False):
             if name:
                 tensor.name = tensor.name or name
@@ -101,7 +109,7 @@ class Importer:
         node.made = self._shapes(proto, node, hints)
         if (folded := self._folded(proto, node)) is not None:
             return folded
-        self.writer.module, self.writer.source = module_of(proto), f"{proto.op_type} {proto.name}".rstrip()
+        self.writer.module, self.writer.source = module_of(proto), called(proto)
         row, fixed = ROWS.get(op), all(t is None or t.fixed for t in operands) and op not in _EVERY_STEP
         if fixed and operands and op not in VIEWS:
             return [_weight(*one) if one else OnnxTensor((), "bool") for one in node.made]
@@ -198,7 +206,7 @@ class Importer:
             return onnx.shape_inference.infer_node_outputs(schema, proto, types, numbers, opset_imports=imports)
         except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, UnicodeDecodeError) as error:
             why = str(error).strip().splitlines()[-1]
-            raise UsageError(f"{self.source}: shapes do not fit at {proto.op_type} {proto.name}: {why}") from error
+            raise UsageError(f"{self.source}: shapes do not fit at {called(proto)}: {why}") from error
 
     def _folded(self, proto: Any, node: Node) -> list[OnnxTensor] | None:
         """The outputs of a node of known numbers, where they are few."""
@@ -266,7 +274,7 @@ def _initializer(item: Any) -> OnnxTensor:
     if not dtype:
         raise UsageError(f"the initializer {item.name!r} has no dtype that is modeled")
     inside = item.data_location != onnx.TensorProto.EXTERNAL
-    few = inside and prod(shape) <= FOLDED and dtype in _FOLDING and (prod(shape) <= 1 or "float" not in dtype)
+    few = inside and dtype in _FOLDING and prod(shape) <= (_FACTORS if "float" in dtype else FOLDED)
     try:
         numbers = numpy_helper.to_array(item) if few else None
     except ValueError:  # weights that were stripped from the file

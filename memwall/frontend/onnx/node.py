@@ -153,7 +153,8 @@ class Node:
         if strides is None:
             value = self.run("clone", [value], "self", outputs=[self.new(spec.shape, spec.dtype)])
             strides = reshape_strides(self.spec(value), shape)
-        assert strides is not None
+        if strides is None:
+            raise self.wrong(f"{list(spec.shape)} has not as many elements as {list(shape)}")
         return self.view(value, shape, strides)
 
     def permute(self, value: int, order: Sequence[int]) -> int:
@@ -189,6 +190,11 @@ class Node:
     def made_of(self, values: Iterable[int]) -> list[OnnxTensor]:
         """Tensors of some values."""
         return [OnnxTensor(self.spec(v).shape, self.spec(v).dtype, v) for v in values]
+
+
+def called(proto: Any) -> str:
+    """A node of the file, by its op and its name where it has one."""
+    return f"{proto.op_type} {proto.name}".rstrip()
 
 
 def placed(writer: GraphWriter, tensor: OnnxTensor) -> int:

@@ -86,19 +86,18 @@ def integer_product(node: Node) -> list[OnnxTensor]:
 def einsum(node: Node) -> list[OnnxTensor]:
     """Two operands as one batched product of permuted views; one operand as a view and a sum. What is neither is kept
     under its own name."""
-    text = node.attributes["equation"].decode().replace(" ", "")
-    sides, arrow, result = text.partition("->")
-    terms = sides.split(",")
-    if not arrow:
-        result = "".join(sorted(c for c in set(sides) - {","} if sides.count(c) == 1))
-    if "." in text or len(terms) > 2 or any(len(set(term)) < len(term) for term in terms):
+    terms, result = _einsum_axes(node)
+    if len(terms) > 2 or any(len(set(term)) < len(term) for term in terms):
         return _kept(node)
     if len(terms) == 1:
         order = [terms[0].index(c) for c in (*result, *(c for c in terms[0] if c not in result))]
         value = node.permute(node.id(0), order)
         dims = tuple(range(len(result), len(terms[0])))
         return first(node, node.run("aten.sum.dim_IntList", [value], "self", {"dim": dims}) if dims else value)
-    sizes = {c: n for i, term in enumerate(terms) for c, n in zip(term, node.need(i).shape, strict=True)}
+    sizes: dict[str, int] = {}
+    for i, term in enumerate(terms):
+        for c, n in zip(term, node.need(i).shape, strict=True):
+            sizes[c] = n if sizes.get(c, 1) == 1 else sizes[c]
     left, right = terms
     batch = [c for c in result if c in left and c in right]
     rows = [c for c in result if c in left and c not in right]
@@ -106,13 +105,29 @@ def einsum(node: Node) -> list[OnnxTensor]:
     summed = [c for c in left if c in right and c not in result]
     if len(batch) + len(rows) + len(columns) < len(result) or set(left + right) - {*result, *summed}:
         return _kept(node)  # it sums an operand alone
-    a = node.permute(node.id(0), [left.index(c) for c in (*batch, *rows, *summed)])
-    b = node.permute(node.id(1), [right.index(c) for c in (*batch, *summed, *columns)])
+    a, b = (node.expand(node.id(i), [sizes[c] for c in term]) for i, term in enumerate(terms))
+    a = node.permute(a, [left.index(c) for c in (*batch, *rows, *summed)])
+    b = node.permute(b, [right.index(c) for c in (*batch, *summed, *columns)])
     count = [prod(sizes[c] for c in group) for group in (batch, rows, summed, columns)]
     a, b = node.reshape(a, (count[0], count[1], count[2])), node.reshape(b, (count[0], count[2], count[3]))
     made = node.run("bmm", [a, b], "self mat2", _EXACT, [node.new((count[0], count[1], count[3]))])
     whole = node.reshape(made, [sizes[c] for c in (*batch, *rows, *columns)])
     return first(node, node.permute(whole, [[*batch, *rows, *columns].index(c) for c in result]))
+
+
+#: names of the axes that an ellipsis stands for
+_PLACES = "0123456789"
+
+
+def _einsum_axes(node: Node) -> tuple[list[str], str]:
+    """A character for each axis of each operand and of the result; axes of an ellipsis are told from the last one."""
+    sides, arrow, result = node.attributes["equation"].decode().replace(" ", "").partition("->")
+    terms = sides.split(",")
+    if not arrow:
+        result = "..." + "".join(sorted(c for c in set(sides) if c.isalpha() and sides.count(c) == 1))
+    counts = [len(node.need(i).shape) - len(term.replace("...", "")) for i, term in enumerate(terms)]
+    named = [term.replace("...", _PLACES[len(_PLACES) - n :]) for term, n in zip(terms, counts, strict=True)]
+    return named, result.replace("...", _PLACES[len(_PLACES) - max(counts) :])
 
 
 def _kept(node: Node) -> list[OnnxTensor]:

@@ -61,7 +61,10 @@ def read_model(path: Path, dims: Mapping[str, int]) -> OnnxModel:
         )
         raise UsageError(f"{path} has opset {opset}; {way}")
     if proto.functions:
-        proto = onnx.inliner.inline_local_functions(proto)
+        try:
+            proto = onnx.inliner.inline_local_functions(proto)
+        except onnx.checker.ValidationError as error:
+            raise UsageError(f"{path}: {str(error).splitlines()[0]}") from error
     return OnnxModel(proto, _sized(proto.graph, path, dims), opset, not dims)
 
 
@@ -106,7 +109,8 @@ def _sized(graph: Any, path: Path, dims: Mapping[str, int]) -> dict[str, tuple[t
             continue
         kind = item.type.WhichOneof("value")
         if kind != "tensor_type" or item.type.tensor_type.elem_type not in DTYPES:
-            raise UsageError(f"{path}: the input {item.name!r} is no tensor of numbers ({kind or 'no type'})")
+            kind = "a tensor of text" if kind == "tensor_type" else kind or "no type"
+            raise UsageError(f"{path}: the input {item.name!r} is no tensor of numbers ({kind})")
         if not item.type.tensor_type.HasField("shape"):
             raise UsageError(f"{path}: the input {item.name!r} has no shape; export the model with the ranks of inputs")
         shape = []

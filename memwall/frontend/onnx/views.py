@@ -142,11 +142,13 @@ def padded(node: Node) -> list[OnnxTensor]:
 
 
 def resized(node: Node) -> list[OnnxTensor]:
-    """Places interpolated: the nearest, along lines or by cubics; the leading axes stay."""
+    """Places interpolated: the nearest, along lines or by cubics; the first two axes stay unless the file says
+    otherwise."""
     data = node.need(0)
     if data.shape == node.shape:
         return identity(node)
-    rank = len(data.shape) - 2
+    moved = [axis for axis, size in enumerate(data.shape) if size != node.shape[axis]]
+    rank = len(data.shape) - 2 if moved[0] >= 2 else len(moved)
     mode = node.attributes.get("mode", b"nearest").decode()
     lines = {1: "linear1d", 2: "bilinear2d", 3: "trilinear3d"}
     name = {"nearest": f"nearest{rank}d", "linear": lines.get(rank, ""), "cubic": "bicubic2d"}[mode]

@@ -145,6 +145,35 @@ def test_einsum_is_a_product_of_permuted_views(tmp_path):
     assert found.graph.values[found.graph.outputs[0]].spec.shape == (2, 4, 8, 8)
 
 
+@pytest.mark.parametrize(
+    ("equation", "left", "right"),
+    [("...ij,jk->...ik", (4, 2, 32, 64), (64, 16)), ("...ij,...jk", (4, 2, 32, 64), (1, 2, 64, 16)),
+     ("abij,abjk->abik", (4, 2, 32, 64), (1, 2, 64, 16))],
+)  # fmt: skip
+def test_batches_of_an_einsum_may_be_left_out_or_repeated(tmp_path, equation, left, right):
+    nodes = [node("y = Einsum(a, b)", equation=equation)]
+    found = made(tmp_path, nodes, [given("a", *left), given("b", *right)])
+    assert flops(found) == 2 * 4 * 2 * 32 * 64 * 16
+    assert found.graph.values[found.graph.outputs[0]].spec.shape == (4, 2, 32, 16)
+
+
+@pytest.mark.parametrize(
+    ("factors", "shape", "op"),
+    [
+        ((1, 1, 2, 2), (2, 8, 16, 16), "aten.upsample_bilinear2d"),
+        ((1, 2, 2, 1), (2, 16, 16, 8), "aten.upsample_bilinear2d"),  # channels last
+        ((2, 2), (16, 16), "aten.upsample_bilinear2d"),
+        ((1, 1, 2), (2, 8, 16), "aten.upsample_linear1d"),
+    ],
+)
+def test_a_resize_by_factors_of_the_file(tmp_path, factors, shape, op):
+    factor = numbers("s", *factors, dtype=FLOAT)
+    found = made(tmp_path, [node("y = Resize(x, _, s)", mode="linear")], [given("x", *shape)], [factor])
+    assert names(found) == [op]
+    made_shape = tuple(int(n * size) for n, size in zip(factors, shape, strict=True))
+    assert found.graph.values[found.graph.outputs[0]].spec.shape == made_shape
+
+
 def test_an_einsum_that_is_no_product_is_kept(tmp_path):
     found = made(tmp_path, [node("y = Einsum(a)", equation="ii->i")], [given("a", 8, 8)])
     assert names(found) == ["onnx.Einsum"] and found.costs[0][0].bytes == 2 * (64 + 8)
@@ -324,6 +353,34 @@ def test_a_loop_of_unknown_trips_is_written_once_and_said(tmp_path):
     assert "Loop /decode/Loop: its number of trips depends on data, and one trip is counted" in found.traced.notes
 
 
+def stacking_body(first):
+    """Doubles what is carried, and gives each double away."""
+    return helper.make_graph(
+        [node("h2 = Add(h, h)"), node("each = Add(h, part)" if first == "part" else "each = Add(h, h)")],
+        "body",
+        [given("i", dtype=INT64), given("going", dtype=9), given("h", 8)]
+        if first == "i"
+        else [given("h", 8), given("part", 8)],
+        [given("going", dtype=9)] * (first == "i") + [given("h2", 8), given("each", 8)],
+    )
+
+
+@pytest.mark.parametrize("trips", [3, 0, -1])
+def test_a_loop_stacks_what_its_trips_give_away(tmp_path, trips):
+    nodes = [node("y, each = Loop(n, _, x)", body=stacking_body("i"))]
+    found = made(tmp_path, nodes, [given("x", 8)], [numbers("n", trips, shape=[])])
+    assert found.graph.values[found.graph.outputs[1]].spec.shape == (max(trips, 0), 8)
+
+
+def test_a_scan_reads_and_stacks_along_the_axes_that_it_says(tmp_path):
+    """x [8, 5]: five parts of the last axis, stacked behind each other again."""
+    nodes = [node("y, each = Scan(h, x)", body=stacking_body("part"), num_scan_inputs=1, scan_input_axes=[-1],
+                  scan_output_axes=[1])]  # fmt: skip
+    found = made(tmp_path, nodes, [given("h", 8), given("x", 8, 5)])
+    assert names(found) == ["aten.add.Tensor"] * 10 + ["aten.stack"]
+    assert found.graph.values[found.graph.outputs[1]].spec.shape == (8, 5)
+
+
 def test_an_if_takes_the_branch_with_more_nodes(tmp_path):
     short = helper.make_graph([node("a = Relu(x)")], "then", [], [given("a", 8)])
     long = helper.make_graph([node("b = Exp(x)"), node("c = Log(b)")], "else", [], [given("c", 8)])
@@ -397,6 +454,25 @@ def test_a_wrong_file_is_one_line(tmp_path, contents, said):
     path.write_bytes(contents)
     with pytest.raises(UsageError, match=said) as caught:
         memwall.profile(str(path), gpu="h100-sxm")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "problem"),
+    [
+        ("y = GroupQueryAttention(x, x, x)", {"domain": "com.microsoft"}, "'num_heads'"),
+        ("y = Reshape(x, seven)", {}, r"\[2, 8, 8\] has not as many elements as \[7, 7\]"),
+        ("y = Gather(none, place)", {"axis": 1}, "Gather is not as ONNX defines it"),
+        ("y = Loop(n, _, x)", {}, "Loop is not as ONNX defines it .'body'"),
+        ("z = Relu(x)", {}, "no node makes the output 'y'"),
+        ("y = Relu(z)", {}, "no node makes 'z', which Relu reads"),
+    ],
+)
+def test_a_wrong_node_is_one_line(tmp_path, text, said, problem):
+    given_too = [given("x", 2, 8, 8), given("none", 8, 0), given("n", dtype=INT64)]
+    constants = [numbers("seven", 7, 7), numbers("place", 7, shape=[])]
+    with pytest.raises(UsageError, match=problem) as caught:
+        made(tmp_path, [node(text, **said)], given_too, constants, [given("y", 8, 8)])
     assert "\n" not in str(caught.value)
 
 
