@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from memwall.core.errors import UsageError
+from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Value, distinct_bytes
 from memwall.core.units import size
 from memwall.frontend.hlo import parse
@@ -132,8 +133,10 @@ def planned(
 
 
 def plan_of(read: HloGraph, costs: Sequence[Cost], gpu: Gpu, peak: int | None = None) -> Plan:
-    """The plan of a program's kernels."""
-    pricer = Pricer(read.graph, costs, gpu)
+    """The plan of a program's kernels, which write all that they return, also what nothing reads."""
+    flow = Flow.of(read.graph)
+    returned = {version for some in flow.writes for value, version in some if value in read.layouts}
+    pricer = Pricer(read.graph, costs, gpu, flow=replace(flow, kept=flow.kept | returned))
     pricer.placement = Placement([Part(kernel.op_ids) for kernel in read.kernels])
     values = read.graph.values
     #: storage → the share of its bytes that are not in DRAM: all of another memory, half a byte of each 4 bits

@@ -2,7 +2,7 @@
 
 A slice or a gather of what other ops of the fusion compute makes these compute the part alone. Going from the results
 back, each op is asked for a share of its elements, and asks for the same share of its operands; a gather asks for as
-many elements as it returns.
+many elements as it returns, and a sum over windows for as many times more as a window has.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 from memwall.core.graph import Pipe, TensorSpec, distinct_bytes, union_bytes
 from memwall.fusion.plan import Group
@@ -63,7 +64,8 @@ def demand_of(pricer: Pricer, group: Group) -> Demand:
                 elements = min(elements, results)
             of_it = asked.setdefault(version, {}) if version in inside else touched.setdefault(read.storage, {})
             view = read.offset, read.spec
-            of_it[view] = max(of_it.get(view, 0), round(share * elements))
+            asks = min(share * prod(op.attributes.get("window_dimensions", ())), 1.0)
+            of_it[view] = max(of_it.get(view, 0), round(asks * elements))
         beyond += max(cost.read_bytes - distinct_bytes([values[v] for v in op.inputs]), 0)
     return Demand({storage: _bytes(views) for storage, views in touched.items()}, beyond, flops)
 

@@ -67,6 +67,12 @@ def test_messages_are_memwalls_collectives():
     assert (message.op, message.nbytes, message.group) == ("all_reduce", 512 * 512 * 2, "0-1")
 
 
+ADD = (
+    "%add (a: f32[], b: f32[]) -> f32[] {\n  %a = f32[] parameter(0)\n  %b = f32[] parameter(1)\n"
+    "  ROOT %s = f32[] add(%a, %b)\n}\n\n"
+)
+
+
 def fused(body: str, arguments: str, result: str) -> tuple[int, int, int]:
     """Bytes read and written, and FLOPs, of a fusion of some instructions."""
     shapes = [each.strip() for each in arguments.split(";")]
@@ -74,7 +80,7 @@ def fused(body: str, arguments: str, result: str) -> tuple[int, int, int]:
     asked = ", ".join(f"%p{n}" for n in range(len(shapes)))
     lines = "\n".join(f"  {line.strip()}" for line in body.strip().splitlines())
     text = (
-        f"HloModule f, is_scheduled=true\n\n%inside () -> f32[] {{\n{given}\n{lines}\n}}\n\n"
+        f"HloModule f, is_scheduled=true\n\n{ADD}%inside () -> f32[] {{\n{given}\n{lines}\n}}\n\n"
         f"ENTRY %main () -> f32[] {{\n"
         f"{given}\n  ROOT %f = {result} fusion({asked}), kind=kLoop, calls=%inside\n}}\n"
     )
@@ -120,9 +126,8 @@ def test_what_goes_to_the_host_is_noted():
 
 
 def test_what_a_sum_over_rows_asks_for_is_all_of_them():
-    add = "%add (a: f32[], b: f32[]) -> f32[] {\n  %a = f32[] parameter(0)\n  %b = f32[] parameter(1)\n"
     text = (
-        f"HloModule f, is_scheduled=true\n\n{add}  ROOT %s = f32[] add(%a, %b)\n}}\n\n"
+        f"HloModule f, is_scheduled=true\n\n{ADD}"
         "%inside (p: f32[64,128]) -> f32[64] {\n  %p = f32[64,128]{1,0} parameter(0)\n  %z = f32[] constant(0)\n"
         "  %n = f32[64,128]{1,0} multiply(%p, %p)\n"
         "  ROOT %r = f32[64]{0} reduce(%n, %z), dimensions={1}, to_apply=%add\n}\n\n"
@@ -132,3 +137,29 @@ def test_what_a_sum_over_rows_asks_for_is_all_of_them():
     (group,) = planned(text, load_gpu("h100-sxm")).plan.groups
     assert (group.cost.read_bytes, group.cost.write_bytes) == (64 * 128 * 4, 64 * 4)
     assert group.cost.total_flops == 64 * 128 + 64 * 128  # a product and an add for each
+
+
+def test_what_a_slice_of_sums_over_windows_asks_for_is_all_that_they_add():
+    """The last of the 16 running sums of each of 64 rows adds up its 16 numbers."""
+    found = fused(
+        "%z = f32[] constant(0)\n"
+        "%w = f32[64,16]{1,0} reduce-window(%p0, %z), window={size=1x16 pad=0_0x15_0}, to_apply=%add\n"
+        "ROOT %s = f32[64,1]{1,0} slice(%w), slice={[0:64], [15:16]}",
+        "f32[64,16]{1,0}",
+        "f32[64,1]{1,0}",
+    )
+    assert found == (64 * 16 * 4, 64 * 4, 64 * 16)
+
+
+def test_what_a_kernel_returns_is_written_also_where_nothing_reads_it():
+    """A loop's condition: 32 floats become one truth that no kernel reads."""
+    text = (
+        f"HloModule f, is_scheduled=true\n\n{ADD}%inside (p: f32[32]) -> pred[] {{\n"
+        "  %p = f32[32]{0} parameter(0)\n  %z = f32[] constant(0)\n"
+        "  %r = f32[] reduce(%p, %z), dimensions={0}, to_apply=%add\n  %n = f32[] constant(5)\n"
+        "  ROOT %l = pred[] compare(%r, %n), direction=LT\n}\n\n"
+        "ENTRY %main (x: f32[32]) -> f32[32] {\n  %x = f32[32]{0} parameter(0)\n"
+        "  %f = pred[] fusion(%x), kind=kInput, calls=%inside\n  ROOT %n = f32[32]{0} negate(%x)\n}\n"
+    )
+    cost = planned(text, load_gpu("h100-sxm")).plan.groups[0].cost
+    assert (cost.read_bytes, cost.write_bytes, cost.total_flops) == (32 * 4, 1, 32)
