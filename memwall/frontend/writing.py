@@ -1,9 +1,9 @@
-"""A graph, written call by call: what readers of programs without a run (jaxprs, StableHLO, HLO, ONNX) write into."""
+"""A graph, written call by call: what PyTorch's recorder and the readers of jaxprs, StableHLO, HLO and ONNX write."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from memwall.core.errors import UsageError
@@ -113,7 +113,7 @@ class GraphWriter:
         return self.values[value].spec
 
     def graph(
-        self, inputs: Sequence[int] = (), parameters: Sequence[int] = (), outputs: Sequence[int] = (), **said: Any
+        self, inputs: Iterable[int] = (), parameters: Iterable[int] = (), outputs: Iterable[int] = (), **said: Any
     ) -> Graph:
         """What was written; ``said`` are further fields of :class:`memwall.core.graph.Graph`."""
         return Graph(

@@ -7,7 +7,6 @@ tracing on meta run on the CPU next to the GPU, and are not recorded.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -41,6 +40,7 @@ from memwall.frontend.torch.ranks.distributed import BARRIER, GROUPS, HANDED_ON,
 from memwall.frontend.torch.values.carrying import with_places
 from memwall.frontend.torch.values.known import KnownValues
 from memwall.frontend.torch.values.value_rules import COPIES, INDEXED, NONZERO
+from memwall.frontend.writing import GraphWriter
 from memwall.ops import classify
 from memwall.ops.registry import find_row
 from memwall.ops.signatures import DROPPED_ATTRIBUTES, Signature, signature_of
@@ -82,10 +82,9 @@ class Recorder(compat.TorchDispatchMode):
         self.passes = Passes()
         self.lines = SourceLines()
         self.streams = Streams()
-        self.ops: list[Op] = []
-        self.values: list[Value] = []
-        self.storages: list[Storage] = []
-        self.free_calls: Counter[str] = Counter()
+        self._writer = GraphWriter()
+        self.ops, self.values, self.storages = self._writer.ops, self._writer.values, self._writer.storages
+        self.free_calls = self._writer.free_calls
         self._kept: list[Any] = []
         self._storage_ids: dict[int, int] = {}
         self._value_ids: dict[tuple, int] = {}
@@ -410,13 +409,4 @@ class Recorder(compat.TorchDispatchMode):
 
     def graph(self, inputs: Iterable[int], parameters: Iterable[int], outputs: Iterable[int], attention: str) -> Graph:
         """What was recorded."""
-        return Graph(
-            tuple(self.values),
-            tuple(self.storages),
-            tuple(self.ops),
-            tuple(inputs),
-            tuple(parameters),
-            tuple(outputs),
-            dict(self.free_calls),
-            attention,
-        )
+        return self._writer.graph(inputs, parameters, outputs, attention=attention)
