@@ -85,11 +85,8 @@ def refuse_options(program: Program, options: TraceOptions) -> None:
         raise UsageError(
             f"{program.target} is {program.kind}, a forward pass as it was exported: it has no {options.mode}"
         )
-    for name in ("dtype", "autocast", "real"):
-        if getattr(options, name):
-            raise UsageError(
-                f"--{name} has no effect on {program.target}, {program.kind}, whose dtypes are in the file"
-            )
+    if options.dtype:
+        raise UsageError(f"--dtype has no effect on {program.target}, {program.kind}, whose dtypes are in the file")
 
 
 def described(graph: Graph, held: Iterable[tuple[str, int]], **said: Any) -> WorkloadInfo:

@@ -83,7 +83,7 @@ def _pointwise(names: str) -> dict[str, _Twin]:
     return {name: _Twin(twin or name) for name, _, twin in pairs}
 
 
-_REDUCED = {"sum": "sum", "max": "amax", "min": "amin", "prod": "prod", "and": "all", "or": "any"}
+_REDUCED = {"sum": "sum", "max": "amax", "min": "amin", "prod": "prod", "and": "all", "or": "any", "xor": "any"}
 
 _TWINS: Mapping[str, _Twin] = {
     **_pointwise(
@@ -121,7 +121,8 @@ _TWINS: Mapping[str, _Twin] = {
     "copy": _Twin("clone", ("self",)),
     "iota": _Twin("arange", ()),
     "full": _Twin("full", ()),
-    "concatenate": _Twin("cat", ("tensors",) * 64),
+    "concatenate": _Twin("cat", ("tensors",)),
+    "stack": _Twin("stack", ("tensors",)),
     "rev": _Twin("flip", ("self",)),
 }  # fmt: skip
 
@@ -146,8 +147,8 @@ def _lax(op_class: str, names: str, **stages: Any) -> Callable[[Callable[[Call],
 
 # -- matmuls and convolutions ------------------------------------------------------------------------------------------
 
-#: precisions at which float32 is multiplied in full (jax.lax.Precision)
-_FULL = frozenset(("HIGHEST", "highest", "float32"))
+#: precisions at which float32 is multiplied in full (jax.lax.Precision, jax.lax.DotAlgorithmPreset)
+_FULL = frozenset(("HIGHEST", "highest", "float32", "F32_F32_F32"))
 
 
 def _arithmetic(call: Call) -> Call:
@@ -261,7 +262,7 @@ def _convolution(call: Call, lhs: _Axes, rhs: _Axes, out: _Axes, pipe: Pipe) -> 
 
 
 @_lax("movement", "reshape transpose broadcast_in_dim slice squeeze expand_dims split unstack bitcast_convert_type"
-      " dynamic_slice", loop=loops.point)  # fmt: skip
+      " dynamic_slice tile lu_pivots_to_permutation", loop=loops.point)  # fmt: skip
 def rearranged(call: Call) -> Cost:
     """A copy: it reads what it is given, no more than it returns, and writes that. Where the result is a view
     (``view``: its shape), a run without a compiler makes the copy."""
@@ -302,7 +303,7 @@ def gather(call: Call) -> Cost:
 def scatter(call: Call) -> Cost:
     """A copy of the operand, then the updates at the places that ``indices`` name; an add for each of their elements
     where they are added. In place, where the operand is the result, the updates alone."""
-    operand, updates = call.arg("operand"), call.need("updates")
+    operand, updates = call.arg("operand"), call.arg("updates") or contiguous((), call.outputs[0].dtype)  # a number
     adds = updates.numel * call.name.endswith(("_add", "_sub", "_mul"))
     touched = fetched_bytes(operand or call.outputs[0], updates.numel)
     if operand is None:
@@ -368,23 +369,24 @@ def random_keys(call: Call) -> Cost:
 @_lax("other", "fft")
 def fourier(call: Call) -> Cost:
     """``5 n log2 n`` for a complex transform of n points, half where one side is real (FFTW's convention)."""
-    real = not (call.inputs[0].dtype.startswith("complex") and call.outputs[0].dtype.startswith("complex"))
-    side = call.outputs[0] if call.outputs[0].dtype.startswith("complex") else call.inputs[0]
+    sides = call.inputs[0], call.outputs[0]
+    real = [side for side in sides if not side.dtype.startswith("complex")]
+    side = real[0] if real else sides[0]
     points = math.prod(call.attributes["fft_lengths"])
-    elements = max(call.inputs[0].numel, call.outputs[0].numel)  # a real side has them all, the other half of them
-    flops = elements * math.log2(max(points, 1)) * (2.5 if real else 5)
-    pipe = Pipe("vector", "float64" if side.dtype == "complex128" else "float32")
+    flops = side.numel * math.log2(max(points, 1)) * (2.5 if real else 5)
+    pipe = Pipe("vector", "float64" if side.dtype in ("complex128", "float64") else "float32")
     return streamed(call.cost({pipe: round(flops)}), side.numel)
 
 
 @_lax("other", "pallas_call", loop=loops.opaque)
 def pallas(call: Call) -> Cost:
-    """The user's own kernel, as its ``cost_estimate`` says; without one its operands and results are charged, and its
-    FLOPs are unknown."""
+    """The user's own kernel, as its ``cost_estimate`` says, in the dtype of its largest operand; without one its
+    operands and results are charged, and its FLOPs are unknown."""
     said = call.attributes.get("cost_estimate")
     if not said:
         raise LookupError("no estimate")
     moved = int(said["bytes_accessed"]) or call.read_bytes + call.write_bytes
     written = min(call.write_bytes, moved)
-    pipe = product_pipe(call.inputs[0].dtype, {"allow_tf32": True}) if call.inputs else Pipe("vector", "float32")
+    largest = max((*call.inputs, *call.outputs), key=lambda spec: spec.nbytes)
+    pipe = product_pipe(largest.dtype, {"allow_tf32": True})
     return call.cost({pipe: int(said["flops"])}, read_bytes=moved - written, write_bytes=written)

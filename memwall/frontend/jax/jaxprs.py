@@ -1,12 +1,13 @@
 """A jaxpr → ops: each primitive in order, loops written out, calls and branches entered.
 
-``scan`` runs its body once for each item; of ``while`` the number of trips is not known unless the jaxpr is a count,
-and is assumed; of ``cond`` the branch with most work runs. What a name scope or, without one, the chain of the user's
-functions says is the module; the innermost line of the user's is the source.
+``scan`` runs its body once for each item; how often ``while`` runs is assumed; of ``cond`` the branch with most work
+runs. What a name scope or, without one, the chain of the user's functions says is the module; the innermost line of the
+user's is the source.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,9 @@ from typing import Any
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from memwall.core.graph import TensorSpec, contiguous
 from memwall.core.ranks import ranks_text
+from memwall.frontend.jax.avals import dtype_name, plain_parameters, shape_of
 from memwall.frontend.jax.views import VIEWS, View, item, parts
 from memwall.frontend.targets.blame import is_machinery, portable
 from memwall.frontend.writing import GraphWriter
@@ -31,17 +34,17 @@ _FREE = frozenset((
 #: primitives that are a call, and the parameters that may hold what they call
 _CALLS = frozenset((
     "jit", "pjit", "closed_call", "core_call", "call", "remat", "remat2", "checkpoint", "custom_jvp_call",
-    "custom_vjp_call", "custom_vjp_call_jaxpr", "shard_map", "xla_call",
+    "custom_vjp_call", "custom_vmap_call", "custom_partitioning", "composite", "linear_call",
 ))  # fmt: skip
-_CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+_CALLED = ("jaxpr", "call_jaxpr", "call", "callee")
 #: primitives that make arrays of nothing
-_MAKERS = frozenset(("iota", "random_seed", "rng_uniform", "pallas_call"))
+_MAKERS = frozenset(("iota", "random_seed", "rng_uniform"))
 #: primitives that are a message among devices → the collective
 _COLLECTIVES: Mapping[str, str] = {
-    **dict.fromkeys(("psum", "psum2", "psum_invariant", "pmax", "pmin"), "all_reduce"),
+    **dict.fromkeys(("psum", "psum_invariant", "pmax", "pmin"), "all_reduce"),
     **dict.fromkeys(("all_gather", "all_gather_invariant", "all_gather_reduced"), "all_gather"),
-    "reduce_scatter": "reduce_scatter", "psum_scatter": "reduce_scatter", "all_to_all": "all_to_all",
-    "ragged_all_to_all": "all_to_all", "ppermute": "ppermute",
+    "reduce_scatter": "reduce_scatter", "all_to_all": "all_to_all", "ragged_all_to_all": "all_to_all",
+    "ppermute": "ppermute",
 }  # fmt: skip
 #: names of operands, where formulas ask for them
 OPERANDS: Mapping[str, tuple[str, ...]] = {
@@ -53,6 +56,8 @@ OPERANDS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 #: wrappers of a name scope: transformations
 _TRANSFORMS = re.compile(r"(\w+)\((.*)\)")
+#: the package in front of a class, as equinox names scopes
+_PACKAGE = re.compile(r"^(?:[a-z_]\w*\.)+(?=[A-Z])")
 _FOLDER = str(Path(__file__).parent)
 
 
@@ -64,13 +69,11 @@ class JaxprWriter:
         writer: of the graph.
         trips: of a loop of which nothing says how often it runs.
         notes: what was assumed, once each.
-        phase: of what is no part of a gradient.
     """
 
     writer: GraphWriter
     trips: int = 1
     notes: dict[str, None] = field(default_factory=dict)
-    phase: str = "forward"
     _scopes: list[str] = field(default_factory=list)
     #: of the shard_map that is being written: axes of its mesh and their sizes, in order
     _mesh: Mapping[str, int] = field(default_factory=dict)
@@ -127,7 +130,8 @@ class JaxprWriter:
                 return [None] * len(eqn.outvars)  # of numbers in the program, which XLA folds and a host computes
             view = VIEWS.get(name)
             if view is not None and given[0] is not None:
-                made = view(self.writer.spec(given[0]), eqn.params, eqn.outvars[0].aval.shape)
+                shape = eqn.outvars[0].aval.shape
+                made = self._seen(given[0], eqn.invars[0].aval, lambda spec: view(spec, eqn.params, shape))
                 if made is not None:
                     return [self._view(name, given[0], made)]
             return self._op(name, eqn, given)
@@ -144,7 +148,7 @@ class JaxprWriter:
             [value for _, value in inputs],
             outputs,
             arguments=arguments,
-            attributes={**_plain_parameters(eqn.params), **more},
+            attributes={**plain_parameters(eqn.params), **more},
         )
         return [*outputs]
 
@@ -154,25 +158,36 @@ class JaxprWriter:
         self.writer.op(f"lax.{name}", (source,), (), arguments=("operand",), attributes={"view": shape})
         return self.writer.view(source, shape, strides, int(view.offset))
 
+    def _seen(self, value: int, aval: Any, view: Callable[[TensorSpec], View | None]) -> View | None:
+        """A view of an array; of an array of keys, whose words stay together."""
+        spec, rank = self.writer.spec(value), len(aval.shape)
+        found = view(TensorSpec(spec.shape[:rank], spec.strides[:rank], spec.dtype))
+        return found and View((*found.shape, *spec.shape[rank:]), (*found.strides, *spec.strides[rank:]), found.offset)
+
     def _array(self, aval: Any) -> int:
         shape, dtype = shape_of(aval)
         return self.writer.array(shape, dtype)
 
     def _call(self, eqn: Any, given: Sequence[int | None]) -> list[int | None]:
         inner = next(eqn.params[key] for key in _CALLED if key in eqn.params)
-        if eqn.primitive.name == "shard_map":
-            return self._shard_map(eqn, inner, given)
         return self.closed(inner, given) if isinstance(inner, ClosedJaxpr) else self.run(inner, given)
 
-    def _shard_map(self, eqn: Any, inner: Jaxpr, given: Sequence[int | None]) -> list[int | None]:
+    def _linear_solve(self, eqn: Any, given: Sequence[int | None]) -> list[int | None]:
+        """``custom_linear_solve``, of whose functions the one that solves runs, for its constants and what follows all
+        constants."""
+        lengths, solve = eqn.params["const_lengths"], eqn.params["jaxprs"].solve
+        first = lengths.matvec + lengths.vecmat
+        return self.closed(solve, [*given[first : first + lengths.solve], *given[sum(lengths) :]])
+
+    def _shard_map(self, eqn: Any, given: Sequence[int | None]) -> list[int | None]:
         """What the first device of a mesh does, on its parts of the arrays."""
+        inner = eqn.params["jaxpr"]
         outer, self._mesh = self._mesh, dict(eqn.params["mesh"].shape)
         devices = int(np.prod([*self._mesh.values()], dtype=int))
         self.notes[f"a shard_map over {devices:,} devices is what the first of them does"] = None
-        own = [self._shard(value, var) for value, var in zip(given, inner.invars, strict=True)]
-        made = self.run(inner, own)
+        made = self.run(inner, self._parted(given, inner.invars))
         self._mesh = outer
-        return made
+        return self._parted(made, eqn.outvars)
 
     def _collective(self, eqn: Any, given: Sequence[int | None]) -> list[int | None]:
         """A message among the devices along some axes of the mesh, that of the first device."""
@@ -186,20 +201,23 @@ class JaxprWriter:
             step *= size
         attributes = {"ranks": len(places), "group": ranks_text(sorted(places))}
         inputs = [value for value in given if value is not None]
+        if not inputs or len(places) == 1:
+            return self._parted(given[: len(eqn.outvars)], eqn.outvars)
         outputs = [self._array(var.aval) for var in eqn.outvars]
-        if inputs and len(places) > 1:
-            self.writer.op(
-                f"lax.{_COLLECTIVES[name]}", inputs, outputs, arguments=["operand"] * len(inputs), attributes=attributes
-            )
-            return [*outputs]
-        return [*given][: len(eqn.outvars)]
+        self.writer.op(
+            f"lax.{_COLLECTIVES[name]}", inputs, outputs, arguments=["operand"] * len(inputs), attributes=attributes
+        )
+        return [*outputs]
 
-    def _shard(self, value: int | None, var: Any) -> int | None:
-        """The part of an array that the first device has."""
-        if value is None:
-            return None
-        shape, spec = tuple(var.aval.shape), self.writer.spec(value)
-        return value if shape == spec.shape else self.writer.view(value, shape, spec.strides)
+    def _parted(self, given: Sequence[int | None], variables: Sequence[Any]) -> list[int | None]:
+        """Arrays in the shapes of variables: the first device's part of each, or the whole that a part stands for."""
+        made = []
+        for value, var in zip(given, variables, strict=True):
+            shape, dtype = shape_of(var.aval)
+            if value is not None and shape != self.writer.spec(value).shape:
+                value = self.writer.view(value, shape, contiguous(shape, dtype).strides)
+            made.append(value)
+        return made
 
     def _split(self, eqn: Any, given: Sequence[int | None]) -> list[int | None]:
         (source,) = given
@@ -216,8 +234,10 @@ class JaxprWriter:
         source = given[0]
         if source is None:
             return self._op("dynamic_slice", eqn, given[:1])
-        spec = self.writer.spec(source)
-        return [self._view("dynamic_slice", source, View(tuple(eqn.params["slice_sizes"]), spec.strides))]
+        sizes = tuple(eqn.params["slice_sizes"])
+        view = self._seen(source, eqn.invars[0].aval, lambda spec: View(sizes, spec.strides))
+        assert view is not None
+        return [self._view("dynamic_slice", source, view)]
 
     # -- loops and branches ------------------------------------------------------------------------------------------
 
@@ -238,8 +258,10 @@ class JaxprWriter:
                 carry = made[:carried]
                 for whole, one in zip(stacked, made[carried:], strict=True):
                     place = writer.view(whole, *item(writer.spec(whole), number))
-                    update = [one] if one is not None else []
-                    writer.op("lax.dynamic_update_slice", update, [place], arguments=["update"][: len(update)])
+                    if one is None:
+                        writer.op("lax.full", (), [place])
+                    else:
+                        writer.op("lax.dynamic_update_slice", [one], [place], arguments=["update"])
         return [*carry, *stacked]
 
     def _while(self, eqn: Any, given: list[int | None]) -> list[int | None]:
@@ -255,11 +277,13 @@ class JaxprWriter:
         return carry
 
     def _cond(self, eqn: Any, given: list[int | None]) -> list[int | None]:
-        branches = eqn.params["branches"]
-        most = max(branches, key=lambda branch: _work(branch.jaxpr))
-        if len({_work(branch.jaxpr) for branch in branches}) > 1:
+        branches, which = eqn.params["branches"], eqn.invars[0]
+        if isinstance(which, Literal):
+            return self.closed(branches[min(max(int(which.val), 0), len(branches) - 1)], given[1:])
+        work = [_work(branch.jaxpr) for branch in branches]
+        if len(set(work)) > 1:
             self.notes[f"of a cond with {len(branches)} branches the one with most work runs"] = None
-        return self.closed(most, given[1:])
+        return self.closed(branches[work.index(max(work))], given[1:])
 
     def _pallas(self, eqn: Any, given: list[int | None]) -> list[int | None]:
         """A kernel of the user's own, with what its CostEstimate says."""
@@ -284,7 +308,7 @@ class JaxprWriter:
         writer.again = writer.again or "rematted_computation" in transforms
         with self._scope(*scopes):
             functions, source = self._place(info.traceback)
-            writer.module = ".".join(filter(None, self._scopes)) or functions
+            writer.module = ".".join(filter(None, self._scopes)) or functions or before[0]
             if source:
                 writer.source = source
             yield
@@ -302,12 +326,9 @@ class JaxprWriter:
         """The chain of the user's functions, without the outermost, and the user's innermost line."""
         found = self._places.get(traceback)
         if found is None:
-            frames = []
-            for frame in traceback.frames if traceback is not None else ():
-                if frame.file_name.startswith(_FOLDER):
-                    break
-                if not is_machinery(frame.file_name):
-                    frames.append(frame)
+            stack = traceback.frames if traceback is not None else []  # innermost first
+            outermost = max((i for i, frame in enumerate(stack) if frame.file_name.startswith(_FOLDER)), default=None)
+            frames = [frame for frame in stack[:outermost] if not is_machinery(frame.file_name)]
             names = [frame.function_name.rpartition(".")[2] for frame in reversed(frames)]
             chain = ".".join(name for name in names[1:] if name.isidentifier())
             source = f"{portable(frames[0].file_name)}:{frames[0].line_num}" if frames else ""
@@ -317,6 +338,8 @@ class JaxprWriter:
 
 _SPECIAL: Mapping[str, Callable[[JaxprWriter, Any, list[int | None]], list[int | None]]] = {
     "scan": JaxprWriter._scan,
+    "shard_map": JaxprWriter._shard_map,
+    "custom_linear_solve": JaxprWriter._linear_solve,
     "while": JaxprWriter._while,
     "cond": JaxprWriter._cond,
     "split": JaxprWriter._split,
@@ -325,24 +348,6 @@ _SPECIAL: Mapping[str, Callable[[JaxprWriter, Any, list[int | None]], list[int |
     "dynamic_slice": JaxprWriter._take,
     "dynamic_update_slice": JaxprWriter._update,
 }
-
-
-def shape_of(aval: Any) -> tuple[tuple[int, ...], str]:
-    """Shape and dtype of an array; of keys those of their words, of a token none."""
-    dtype = getattr(aval, "dtype", None)
-    shape = tuple(getattr(aval, "shape", ()))
-    base = getattr(getattr(dtype, "_impl", None), "key_shape", None)
-    if base is not None:
-        return (*shape, *base), "uint32"
-    if dtype is None:
-        return (0,), "bool"
-    return shape, dtype_name(dtype)
-
-
-def dtype_name(dtype: Any) -> str:
-    """The name of a dtype of JAX as graphs have it; ``float0`` has no elements."""
-    name = str(np.dtype(dtype).name if isinstance(dtype, np.dtype | type) else dtype)
-    return {"float0": "bool", "void": "bool", "float4_e2m1fn": "float4_e2m1fn_x2"}.get(name, name)
 
 
 def scopes_of(stack: str) -> tuple[list[str], set[str]]:
@@ -356,7 +361,7 @@ def scopes_of(stack: str) -> tuple[list[str], set[str]]:
             if name == "rematted_computation" or name == "checkpoint":
                 transforms.add(name)
             elif name and "->" not in name:
-                names.append(name.rpartition(".")[2])  # equinox's are those of classes, with their package
+                names.append(_PACKAGE.sub("", name))
     return names, transforms
 
 
@@ -365,13 +370,16 @@ def _are_numbers(variables: Sequence[Any]) -> bool:
 
 
 def _work(jaxpr: Jaxpr) -> int:
-    """Elements that a jaxpr computes, those summed over in products and what it calls among them."""
+    """Elements that a jaxpr computes, those summed over in products, convolutions and what it calls among them."""
     total = 0
     for eqn in jaxpr.eqns:
         count = sum(int(np.prod(getattr(var.aval, "shape", ()), dtype=int)) for var in eqn.outvars)
+        axes = eqn.params.get("dimension_numbers")
         if eqn.primitive.name == "dot_general":
-            contracted = eqn.params["dimension_numbers"][0][0]
-            count *= int(np.prod([eqn.invars[0].aval.shape[axis] for axis in contracted], dtype=int))
+            count *= math.prod(eqn.invars[0].aval.shape[axis] for axis in axes[0][0])
+        if eqn.primitive.name == "conv_general_dilated":
+            weights = eqn.invars[1].aval.shape
+            count *= math.prod(weights) // max(weights[axes.rhs_spec[0]], 1)
         for value in eqn.params.values():
             for inner in value if isinstance(value, tuple | list) else (value,):
                 inside = getattr(inner, "jaxpr", inner)
@@ -379,32 +387,3 @@ def _work(jaxpr: Jaxpr) -> int:
                     count += _work(inside) * eqn.params.get("length", 1)
         total += count
     return total
-
-
-def _plain_parameters(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a primitive as plain JSON types; those that are none, such as functions, are left out."""
-    found = {}
-    for name, value in params.items():
-        plain = _plain(value)
-        if plain is not _NOT_PLAIN and plain is not None:
-            found[name] = plain
-    return found
-
-
-_NOT_PLAIN = object()
-
-
-def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, int | np.integer):
-        return int(value)
-    if isinstance(value, float | np.floating):
-        return float(value) if np.isfinite(value) else str(value)
-    if isinstance(value, list | tuple):
-        items = [_plain(each) for each in value]
-        return _NOT_PLAIN if any(each is _NOT_PLAIN for each in items) else items
-    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
-        return dtype_name(value)
-    name = getattr(value, "name", None)  # members of an enumeration: a precision, a mode
-    return name if isinstance(name, str) and hasattr(value, "value") else _NOT_PLAIN

@@ -15,7 +15,8 @@ import numpy as np
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, Storage
 from memwall.frontend.facts import TraceFacts, noted
-from memwall.frontend.jax.jaxprs import JaxprWriter, shape_of
+from memwall.frontend.jax.avals import shape_of
+from memwall.frontend.jax.jaxprs import JaxprWriter
 from memwall.frontend.program import Program, TraceOptions, TraceResult, described
 from memwall.frontend.targets.blame import blame, users_code
 from memwall.frontend.targets.inputs import SHORT_DTYPES
@@ -54,7 +55,11 @@ class JaxProgram(Program):
 
     def traced(self, options: TraceOptions) -> TraceResult:
         """The graph of a step. Raises ``UsageError``: the function cannot be traced, or an option does not fit."""
-        _refuse(self, options)
+        if options.mode not in ("inference", "training"):
+            raise UsageError(
+                f"{self.target or self.name} is a JAX program: --mode {options.mode} is of PyTorch modules; profile the"
+                " function that makes that step"
+            )
         arguments, keywords = self._shapes(options.dtype)
         writer = GraphWriter(options.max_ops)
         walk = JaxprWriter(writer, trips=_trips(options.assume))
@@ -121,9 +126,7 @@ class JaxProgram(Program):
         to = None if dtype is None else jnp.dtype(_floating(dtype))
 
         def shape(leaf: Any) -> Any:
-            if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-                leaf = np.asarray(leaf)
-            kind = leaf.dtype
+            kind = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
             if to is not None and jnp.issubdtype(kind, jnp.floating):
                 kind = to
             return jax.ShapeDtypeStruct(leaf.shape, kind, sharding=_named(getattr(leaf, "sharding", None)))
@@ -236,9 +239,10 @@ class JaxProgram(Program):
     ) -> TraceResult:
         first = next((graph.values[i].spec for i in graph.inputs if graph.values[i].spec.shape), None)
         ids = first is not None and "int" in first.dtype and len(first.shape) == 2
+        weights = [each for each in own if graph.storages[graph.values[each].storage].role == "parameter"]
         info = described(
             graph,
-            [(spec.dtype, spec.numel) for spec in graph.specs(own)],
+            [(spec.dtype, spec.numel) for spec in graph.specs(weights)],
             name=self.name,
             target=self.target,
             mode=options.mode,
@@ -320,18 +324,6 @@ def _trips(assume: Sequence[str]) -> int:
             raise UsageError(f"--assume {text}: of a JAX program only trips=N is assumed, of loops of unknown length")
         trips = int(number)
     return trips
-
-
-def _refuse(program: JaxProgram, options: TraceOptions) -> None:
-    shown = program.target or program.name
-    if options.mode not in ("inference", "training"):
-        raise UsageError(
-            f"{shown} is a JAX program: --mode {options.mode} is of PyTorch modules; profile the function that makes"
-            " that step"
-        )
-    for name, given in (("autocast", options.autocast), ("real", options.real)):
-        if given:
-            raise UsageError(f"{shown} is a JAX program, which has no use for --{name}")
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from memwall.core.errors import UsageError
 from memwall.frontend.jax.program import JaxProgram
@@ -24,16 +25,16 @@ def program_of(model: Any, inputs: Any, **said: Any) -> JaxProgram:
         model: a function of arrays, jitted or not; a module of flax (linen, nnx) or equinox; what ``haiku.transform``
             returns.
         inputs: a tuple or list of positional arguments, a dict of keywords of the function, or one argument; arrays,
-            ``jax.ShapeDtypeStruct`` or trees of them.
+            ``jax.ShapeDtypeStruct`` or trees of them. Numbers, flags and strings are passed as they are.
         said: further fields of the program.
 
     Raises:
         UsageError: it is none of these, or making its weights raised.
     """
     name = said["target"] or said["name"]
-    arguments, keywords = _split(model, inputs)
+    (arguments, keywords), fixed = _partition(_split(model, inputs), _is_array)
     try:
-        function, weights, held = _adapted(model, arguments, keywords)
+        function, weights, held = _adapted(model, arguments, keywords, fixed)
     except (Exception, SystemExit) as error:
         raise blame(error, f"making the weights of {name}") from error
     if not callable(function):
@@ -41,7 +42,7 @@ def program_of(model: Any, inputs: Any, **said: Any) -> JaxProgram:
     own = () if weights is None else (weights,) if held is None else (weights, held)
     parameters = 1 if own or (len(arguments) > 1 and _is_tree(arguments[0])) else 0
     return JaxProgram(
-        function=function,
+        function=_completed(function, len(own), fixed),
         arguments=(*own, *arguments),
         keywords=keywords,
         parameters=parameters,
@@ -76,10 +77,22 @@ def _split(model: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (inputs,), {}
 
 
-def _adapted(model: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Adapted:
+def _completed(function: Callable[..., Any], own: int, fixed: Any) -> Callable[..., Any]:
+    """A function of arrays alone: the first ``own``, and those that the fixed arguments, positional and named, lack."""
+
+    def of_arrays(*arrays: Any, **named: Any) -> Any:
+        positional, keywords = _combine((arrays[own:], named), fixed)
+        return function(*arrays[:own], *positional, **keywords)
+
+    return of_arrays
+
+
+def _adapted(model: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], fixed: Any) -> Adapted:
     """A model as a function whose first arguments are what it holds."""
     if hasattr(model, "init") and hasattr(model, "apply"):
-        return _by_apply(model, arguments, keywords)
+        key = jax.eval_shape(lambda: jax.random.PRNGKey(0))
+        made = jax.eval_shape(_completed(model.init, 1, fixed), key, *arguments, **keywords)
+        return _by_apply(model, made, np.zeros(key.shape, key.dtype))
     if any(base.__module__.startswith("flax.nnx") for base in type(model).__mro__):
         return _of_nnx(model)
     leaves = jax.tree_util.tree_leaves(model)
@@ -135,18 +148,21 @@ def _scoped(model: Any, nnx: Any) -> Iterator[None]:
         yield
 
 
-def _by_apply(model: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Adapted:
-    """Flax's linen and haiku: weights that ``init`` makes, of which ``apply`` is a function; linen's other collections,
-    such as running means, have no gradient."""
-    key = jax.eval_shape(lambda: jax.random.PRNGKey(0))
-    weights = jax.eval_shape(model.init, key, *arguments, **keywords)
-    if "rng" in inspect.signature(model.apply).parameters:  # haiku's, unless it was told that there is none
-        return lambda weights, *given, **named: model.apply(weights, None, *given, **named), weights, None
-    if not (isinstance(weights, Mapping) and "params" in weights and len(weights) > 1):
-        return lambda weights, *given, **named: model.apply(weights, *given, **named), weights, None
-    held = {name: tree for name, tree in weights.items() if name != "params"}
-    apply = lambda own, held, *given, **named: model.apply({"params": own, **held}, *given, **named)  # noqa: E731
-    return apply, weights["params"], held
+def _by_apply(model: Any, made: Any, key: Any) -> Adapted:
+    """Flax's linen and haiku: what ``init`` has made, of which ``apply`` is a function; linen's other collections and
+    haiku's state, such as running means, have no gradient, and what becomes of them is left out. The key is a constant
+    of a program that draws random numbers."""
+    names = [*inspect.signature(model.apply).parameters]
+    if names[0] == "variables":
+        held = {name: tree for name, tree in made.items() if name != "params"}
+        how = {"rngs": key, "mutable": [*held]}
+        apply = lambda own, held, *given, **named: model.apply({"params": own, **held}, *given, **how, **named)[0]  # noqa: E731
+        return apply, made.get("params", {}), held
+    is_stateful = type(model).__name__ == "TransformedWithState"
+    keys = (key,) if "rng" in names[: 2 + is_stateful] else ()  # unless haiku was told that there is none
+    if is_stateful:
+        return lambda own, held, *given, **named: model.apply(own, held, *keys, *given, **named)[0], *made
+    return lambda own, *given, **named: model.apply(own, *keys, *given, **named), made, None
 
 
 def _partition(tree: Any, has: Callable[[Any], bool]) -> tuple[Any, Any]:

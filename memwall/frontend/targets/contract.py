@@ -233,12 +233,13 @@ def uses_jax(module: ModuleType) -> bool:
 
 
 def is_of_jax(model: Any, inputs: Any) -> bool:
-    """Whether a model that is given in Python, with its inputs, is a program of JAX: by the kind of either."""
+    """Whether a model that is given in Python, with its inputs, is a program of JAX: by the kind of either, where that
+    is numpy's too unless PyTorch's is among them."""
     if "jax" not in sys.modules:
         return False
     given = (model, *sys.modules["jax"].tree_util.tree_leaves(inputs))
-    kinds = (base.__module__.partition(".")[0] for each in given for base in type(each).__mro__)
-    return not _JAX.isdisjoint(kinds)
+    kinds = {base.__module__.partition(".")[0] for each in given for base in type(each).__mro__}
+    return not _JAX.isdisjoint(kinds) or ("numpy" in kinds and "torch" not in kinds)
 
 
 def _of_jax(source: Source, maker: Any, takers: dict[str, set[str]]) -> Any:
