@@ -7,7 +7,6 @@ import json
 import os
 import re
 import xml.etree.ElementTree as ElementTree
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from memwall.core.errors import UsageError
 from memwall.traces.command import analyse_file, is_trace, refuse_trace
 from memwall.traces.page import TraceReport
 from memwall.traces.page_names import short_name
+from tests.unit.html_pages import Page
 from tests.unit.places import ROOT
 from tests.unit.traces import xspace
 from tests.unit.traces_fixture import Event, call, kernel, op, write
@@ -124,33 +124,18 @@ def test_the_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert str(tmp_path) not in first
 
 
-class Tags(HTMLParser):
-    """The tags of a page and the attributes that could run something."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.risky: list[str] = []
-        self.links: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.risky += [name for name, _ in attrs if name.startswith("on") or name == "src"]
-        self.links += [value or "" for name, value in attrs if name == "href"]
-
-
 def test_every_file_is_read_by_its_reader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stray = kernel(HOSTILE, 2000, 9.5, 99)
     path = str(write(tmp_path, [*events(name=HOSTILE), stray], deviceProperties=[H100]))
     made = [str(tmp_path / f"out.{kind}") for kind in ("html", "md", "csv", "json", "svg", "png", "txt")]
     printed = shown(path, capsys, outputs=made)
     page, markdown, table, record, svg, png, text = (Path(name).read_bytes() for name in made)
-    tags = Tags(page.decode())
-    assert tags.tags.count("script") == 1, "the page's own"
-    assert "img" not in tags.tags
-    assert tags.risky == []
-    assert all(link.startswith("data:") for link in tags.links), "nothing is fetched"
+    tags = Page(page.decode()).tags
+    assert [tag for tag, _ in tags].count("script") == 1, "the page's own"
+    assert "img" not in dict(tags)
+    attributes = [item for _, found in tags for item in found.items()]
+    assert not [name for name, _ in attributes if name.startswith("on") or name == "src"]
+    assert all((value or "").startswith("data:") for name, value in attributes if name == "href"), "nothing is fetched"
     assert b"k&lt;/script" in page, "the name is there, as text"
     assert b"\x1b" not in page + markdown + text + printed.encode()
     assert b"<script" not in markdown

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from memwall.hardware.engine import engine_host
-from tests.unit.configs import SHORT_LLAMA, target_of
+from tests.unit.configs import SHORT_LLAMA, WHISPER, target_of
 from tests.unit.gating import run_here
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -470,15 +470,6 @@ def test_only_a_trace_that_is_too_long_is_tried_with_fewer_tokens(monkeypatch, t
     with pytest.raises(UsageError):
         serving.read_model(traced)
     assert asked == [8191, 2047, 8191]
-
-
-#: Whisper-large-v3 with 2 of its 32 layers on either side
-WHISPER = {
-    "architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", "d_model": 1280,
-    "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 20, "decoder_attention_heads": 20,
-    "encoder_ffn_dim": 5120, "decoder_ffn_dim": 5120, "num_mel_bins": 128, "max_source_positions": 1500,
-    "max_target_positions": 448, "vocab_size": 51866, "is_encoder_decoder": True, "dtype": "bfloat16",
-}  # fmt: skip
 
 
 def test_an_encoder_runs_before_the_first_token(run, tmp_path):

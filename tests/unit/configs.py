@@ -13,6 +13,13 @@ LLAMA = {
 }  # fmt: skip
 #: 2 of its layers
 SHORT_LLAMA = LLAMA | {"num_hidden_layers": 2}
+#: Whisper-large-v3 with 2 of its 32 layers on either side
+WHISPER = {
+    "architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", "d_model": 1280,
+    "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 20, "decoder_attention_heads": 20,
+    "encoder_ffn_dim": 5120, "decoder_ffn_dim": 5120, "num_mel_bins": 128, "max_source_positions": 1500,
+    "max_target_positions": 448, "vocab_size": 51866, "is_encoder_decoder": True, "dtype": "bfloat16",
+}  # fmt: skip
 
 
 def target_of(folder: Path, fields: Mapping[str, Any]) -> str:

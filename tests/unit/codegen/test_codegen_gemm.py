@@ -283,10 +283,12 @@ def test_below_ampere_the_library_keeps_the_product(capability):
         generate(plain(64, 64, 64, "float16"), compute_capability=capability)
 
 
+def product(b: Builder) -> int:
+    return b.call("aten.mm", [("self", b.given(8, 8)), ("mat2", b.given(8, 8))], 8, 8)
+
+
 def two_products(b: Builder) -> tuple[int, ...]:
-    x, w = b.given(8, 8), b.given(8, 8)
-    y = b.call("aten.mm", [("self", x), ("mat2", w)], 8, 8)
-    return (b.call("aten.mm", [("self", y), ("mat2", w)], 8, 8),)
+    return (b.call("aten.mm", [("self", product(b)), ("mat2", b.given(8, 8))], 8, 8),)
 
 
 def double_precision(b: Builder) -> tuple[int, ...]:
@@ -295,21 +297,16 @@ def double_precision(b: Builder) -> tuple[int, ...]:
 
 
 def summed(b: Builder) -> tuple[int, ...]:
-    x, w = b.given(8, 8), b.given(8, 8)
-    y = b.call("aten.mm", [("self", x), ("mat2", w)], 8, 8)
-    return (b.call("aten.sum.dim_IntList", [("self", y)], 8, dim=[1]),)
+    return (b.call("aten.sum.dim_IntList", [("self", product(b))], 8, dim=[1]),)
 
 
 def normalized(b: Builder) -> tuple[int, ...]:
-    x, w = b.given(8, 8), b.given(8, 8)
-    y = b.call("aten.mm", [("self", x), ("mat2", w)], 8, 8)
-    return (b.call("aten._softmax", [("self", y)], 8, 8, dim=-1, half_to_float=False),)
+    return (b.call("aten._softmax", [("self", product(b))], 8, 8, dim=-1, half_to_float=False),)
 
 
 def transposed_sum(b: Builder) -> tuple[int, ...]:
     """The product plus its transpose: each tile would need another one."""
-    x, w = b.given(8, 8), b.given(8, 8)
-    y = b.call("aten.mm", [("self", x), ("mat2", w)], 8, 8)
+    y = product(b)
     return (b.call("aten.add.Tensor", [("self", y), ("other", b.view(y, (8, 8), (1, 8)))], 8, 8),)
 
 

@@ -5,7 +5,6 @@ import inspect
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 
 import pytest
 
@@ -14,6 +13,7 @@ from memwall.core.errors import UsageError
 from memwall.report import render
 from memwall.report.pages.profile import KERNEL_COLUMNS
 from memwall.sweeping.compare import compare_gpus, compare_profile
+from tests.unit.html_pages import Page
 from tests.unit.places import CHROMIUM, ROOT
 from tests.unit.processes import HANGS_S
 from tests.unit.report_fixture import NEW, OLD, make_profile
@@ -244,31 +244,6 @@ def test_a_wrong_roofline_writes_nothing(profile, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-class Reader(HTMLParser):
-    """Checks that tags close in order; keeps tags with attributes and the text."""
-
-    VOID = frozenset(("meta", "link", "br", "hr", "input", "img"))
-
-    def __init__(self, page):
-        super().__init__()
-        self.open, self.tags, self.text = [], [], ""
-        self.feed(page)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open[-1:] != ["style"]:
-            self.text += data
-
-
 @pytest.fixture(params=["profile", "comparison", "machines", "no GPU", "eight"])
 def fragment(request, profile):
     things = {
@@ -282,7 +257,7 @@ def fragment(request, profile):
 
 
 def test_a_fragment_is_small_closed_inert_and_alone(fragment):
-    page = Reader(fragment)
+    page = Page(fragment)
     assert len(fragment) < 80_000  # each picture stands in it for wide and for narrow pages
     tags = {tag for tag, _ in page.tags}
     assert not tags & {"script", "link", "iframe", "img", "html", "body", "object", "form"}
@@ -297,7 +272,7 @@ def test_a_fragment_is_small_closed_inert_and_alone(fragment):
 
 
 def test_a_profile_shows_totals_walls_verdict_and_kernels(profile):
-    page = Reader(profile._repr_html_())
+    page = Page(profile._repr_html_())
     assert "tiny, training, float16, adamw" in page.text
     assert "Compute binds: twice the FLOP/s would save 53.69 us. 59.9 % of the time" in page.text
     for name in ("old", "new", "native_layer_norm", "blocks.*.proj", "80 % range"):
@@ -325,12 +300,12 @@ def test_names_are_escaped():
 
 
 def test_many_simulations_are_cut_and_said_so():
-    text = Reader(make_profile((OLD, NEW) * 5)._repr_html_()).text
+    text = Page(make_profile((OLD, NEW) * 5)._repr_html_()).text
     assert "2 more simulations are in the table alone" in text
 
 
 def test_a_comparison_shows_the_bars_and_the_tables(profile):
-    page = Reader(compare_profile(profile, [OLD, NEW])._repr_html_())
+    page = Page(compare_profile(profile, [OLD, NEW])._repr_html_())
     assert "compare: tiny" in page.text
     assert "187.48 us" in page.text and "2.96x" in page.text
     bars = [float(attributes["width"]) for tag, attributes in page.tags if tag == "rect"]

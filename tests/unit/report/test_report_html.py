@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-from html.parser import HTMLParser
 
 import pytest
 
@@ -11,6 +10,7 @@ from memwall.report import render
 from memwall.report.html import embed
 from memwall.report.pages.profile_html import MAX_ROWS
 from memwall.sweeping.compare import compare_gpus, compare_profile
+from tests.unit.html_pages import Page
 from tests.unit.places import CHROMIUM
 from tests.unit.processes import HANGS_S
 from tests.unit.report_fixture import NEW, OLD, make_profile
@@ -19,26 +19,6 @@ from tests.unit.report_fixture import NEW, OLD, make_profile
 @pytest.fixture(scope="module")
 def page():
     return render(make_profile(), "html")
-
-
-class Tags(HTMLParser):
-    """Collects the tags with their attributes, and the text of the JSON element."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.tags, self.data, self._in_data = [], "", False
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self._in_data = dict(attrs).get("id") == "data"
-
-    def handle_endtag(self, tag):
-        self._in_data = False
-
-    def handle_data(self, data):
-        if self._in_data:
-            self.data += data
 
 
 @pytest.mark.defect("33")
@@ -52,7 +32,7 @@ def test_the_verdict_comes_first_and_the_modules_of_a_gpu_in_its_tab(page):
 
 
 def test_nothing_is_fetched(page):
-    for tag, attributes in Tags(page).tags:
+    for tag, attributes in Page(page).tags:
         for name in ("src", "href", "action", "data", "poster", "srcset"):
             value = attributes.get(name)
             assert value is None or value.startswith("data:"), (tag, value)
@@ -64,7 +44,7 @@ def test_a_hostile_name_is_inert(page):
     assert "<script>alert" not in page
     assert page.count("<script") == 2  # the data and the page's own
     assert "\\u003cscript\\u003ealert(1)\\u003c/script\\u003e" in page
-    names = [kernel[0] for kernel in json.loads(Tags(page).data)["kernels"]]
+    names = [kernel[0] for kernel in json.loads(Page(page).by_id["data"])["kernels"]]
     assert "mylib::<script>alert(1)</script>" in names  # the name itself is intact
 
 
@@ -82,7 +62,7 @@ def test_embedded_json_cannot_close_its_element():
 
 def test_repeats_are_one_row_and_a_large_page_stays_small():
     page = render(make_profile(blocks=400), "html")  # 1,603 kernels; a row of each would be some 400 kB
-    assert len(json.loads(Tags(page).data)["kernels"]) < 20
+    assert len(json.loads(Page(page).by_id["data"])["kernels"]) < 20
     assert len(page) < 220_000  # most of it the pictures, wide and narrow, of two GPUs
 
 
@@ -92,7 +72,7 @@ def test_kernels_that_do_not_repeat_are_cut_at_a_limit(monkeypatch):
     assert MAX_ROWS * 3 * 300 < 2_000_000  # three GPUs' rows of some 300 bytes
     monkeypatch.setattr(html, "MAX_ROWS", 3)
     page = render(make_profile(), "html")
-    assert len(json.loads(Tags(page).data)["kernels"]) == 3
+    assert len(json.loads(Page(page).by_id["data"])["kernels"]) == 3
     assert "5 more rows, of the least time, are left out" in page
 
 

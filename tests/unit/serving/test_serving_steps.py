@@ -11,7 +11,7 @@ import torch
 import memwall
 from memwall.core.errors import UsageError
 from memwall.frontend.torch.values.kv_caches import is_of_cache
-from tests.unit.configs import LLAMA
+from tests.unit.configs import LLAMA, WHISPER
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -95,12 +95,6 @@ def test_states_of_a_recurrence_do_not_grow(save):
     assert short["kv_cache"] == 2 * 2 * 4 * (8 * 16 * 32 + 4 * (128 + 2 * 32))
 
 
-WHISPER = {
-    "architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", "d_model": 1280,
-    "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 20, "decoder_attention_heads": 20,
-    "encoder_ffn_dim": 5120, "decoder_ffn_dim": 5120, "num_mel_bins": 128, "max_source_positions": 1500,
-    "max_target_positions": 448, "vocab_size": 51866, "is_encoder_decoder": True, "dtype": "bfloat16",
-}  # fmt: skip
 T5 = {
     "architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "d_model": 64, "d_kv": 16, "d_ff": 128,
     "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4, "vocab_size": 256, "is_encoder_decoder": True,
