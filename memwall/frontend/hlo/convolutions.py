@@ -89,6 +89,11 @@ def precision_of(one: HloInstruction) -> list[str]:
     return re.findall(r"\w+", one.attributes.get("operand_precision", ""))
 
 
+def window_of(one: HloInstruction) -> Mapping[str, str]:
+    """What the window of an instruction is: ``size`` of ``3x3``, ``pad`` of ``1_1x0_0``."""
+    return dict(_WINDOW.findall(one.attributes.get("window", "")))
+
+
 @dataclass(frozen=True)
 class Window:
     """A convolution: the axes of its three arrays, batch (output feature of the weight), feature (input feature), then
@@ -116,7 +121,7 @@ class Window:
         lhs = tuple(labels[1].index(mark) for mark in ("b", "f", *places))
         rhs = tuple(labels[2].index(mark) for mark in ("o", "i", *places))
         out = tuple(labels[3].index(mark) for mark in ("b", "f", *places))
-        said = dict(_WINDOW.findall(one.attributes.get("window", "")))
+        said = window_of(one)
         pads = [pad.split("_") for pad in said["pad"].split("x")] if "pad" in said else [["0", "0"]] * rank
 
         def each(key: str) -> list[int]:

@@ -6,7 +6,7 @@ Operations are named as in HLO, with ``_`` for ``-``, which is mostly as in Stab
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 #: operation on each element → primitive
 ELEMENTWISE: Mapping[str, str] = {
@@ -47,6 +47,8 @@ REARRANGED: Mapping[str, str] = {
 COMBINED: Mapping[str, str] = {
     "add": "sum", "maximum": "max", "minimum": "min", "multiply": "prod", "and": "and", "or": "or",
 }  # fmt: skip
+#: what goes over windows with two elements → the scan that it is where a window has all before a place
+SCANS: Mapping[str, str] = {"sum": "cumsum", "max": "cummax", "min": "cummin", "prod": "cumprod"}
 #: target of a custom call → primitive
 KNOWN_CALLS = {
     "mhlo.topk": "top_k", "TopK": "top_k", "ApproxTopK": "approx_top_k", "mhlo.erf": "erf",
@@ -69,6 +71,26 @@ def known_call(target: str) -> str:
     """The primitive that a custom call is; empty of others."""
     routine = _ROUTINE.fullmatch(target)
     return KNOWN_CALLS.get(target) or (_ROUTINES.get(routine[1], "") if routine else "")
+
+
+def extreme_of(operations: Sequence[str], directions: Collection[str]) -> str:
+    """``argmax`` or ``argmin``, where a reduction of elements and their places does these operations with two of them,
+    of which the comparisons have these directions (``GT``); else empty."""
+    if not directions or operations.count("select") != 2:
+        return ""
+    return "argmin" if {"GT", "GE"}.isdisjoint(directions) else "argmax"
+
+
+def scanned_axis(
+    sizes: Sequence[int], steps: Sequence[int], pads: Sequence[Sequence[int]], shape: Sequence[int]
+) -> int:
+    """The axis along which each window has all elements before a place, or all behind it; -1 for other windows."""
+    wide = [axis for axis, size in enumerate(sizes) if size > 1]
+    if len(wide) != 1 or max(steps) > 1:
+        return -1
+    (axis,) = wide
+    is_whole = sizes[axis] == shape[axis] and sorted(pads[axis]) == [0, shape[axis] - 1]
+    return axis if is_whole else -1
 
 
 #: parts of a name that say how a primitive was called, not where

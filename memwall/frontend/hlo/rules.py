@@ -8,18 +8,17 @@ from typing import Any
 
 from memwall.core.graph import TensorSpec
 from memwall.core.ranks import ranks_text
-from memwall.frontend.hlo.convolutions import Window, dot_numbers
+from memwall.frontend.hlo.convolutions import Window, dot_numbers, window_of
 from memwall.frontend.hlo.groups import replica_groups
 from memwall.frontend.hlo.libraries import LIBRARIES, OWN, target_of_call, top_k
 from memwall.frontend.hlo.module import HloArray, HloInstruction, HloShape
-from memwall.frontend.hlo.names import REARRANGED, known_call
+from memwall.frontend.hlo.names import REARRANGED, SCANS, known_call, scanned_axis
 from memwall.frontend.hlo.scalars import folded, primitive_of
 from memwall.frontend.hlo.sheet import HloConstant, Node, Sheet
 from memwall.frontend.hlo.step import HloStep
 from memwall.frontend.jax.views import View, broadcast, reshaped, sliced, transposed
 
 _SLICE = re.compile(r"\[(\d+):(\d+)(?::(\d+))?\]")
-_WINDOW = re.compile(r"size=([\dx]+)")
 
 
 def computed(
@@ -173,14 +172,21 @@ def _reduce(step: HloStep) -> Node:
     axes = {"axes": list(step.one.integers("dimensions"))}
     if not data:
         return HloConstant() if half == 1 else tuple(HloConstant() for _ in range(half))
-    return step.write(f"reduce_{kind}" if kind and half == 1 else "reduce", data, ("operand",) * half, axes)
+    name = (f"reduce_{kind}" if kind else "") if half == 1 else step.extreme() if half == 2 else ""
+    return step.write(name or "reduce", data, ("operand",) * half, axes)
 
 
 def _reduce_window(step: HloStep) -> Node:
     half, kind = len(step.operands) // 2, step.combined()
-    sizes = _WINDOW.search(step.one.attributes.get("window", ""))
+    said = window_of(step.one)
     rank = len(step.results[0].shape)
-    window = [int(size) for size in sizes[1].split("x")] if sizes else [1] * rank
+    window, steps = (
+        [int(n) for n in said[key].split("x")] if key in said else [1] * rank for key in ("size", "stride")
+    )
+    pads = [[int(n) for n in pad.split("_")] for pad in said["pad"].split("x")] if "pad" in said else [[0, 0]] * rank
+    axis = scanned_axis(window, steps, pads, step.results[0].shape)
+    if axis >= 0 and kind in SCANS and half == 1 and not step.to.module.is_scheduled:  # compilers look for scans here
+        return step.write(SCANS[kind], step.values([0]), ("operand",), {"axis": axis})
     name = f"reduce_window_{kind}" if kind in ("sum", "max", "min") and half == 1 else "reduce_window"
     return step.write(name, step.values(range(half)), ("operand",) * half, {"window_dimensions": window})
 

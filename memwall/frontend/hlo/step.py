@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memwall.frontend.hlo.module import HloArray, HloInstruction, HloShape, arrays
-from memwall.frontend.hlo.names import COMBINED
+from memwall.frontend.hlo.names import COMBINED, extreme_of
 from memwall.frontend.hlo.sheet import HloConstant, Node, Sheet, values_of
 
 
@@ -66,11 +66,17 @@ class HloStep:
 
     def combined(self) -> str:
         """The operation on two elements, such as ``add``; empty where it has no name here."""
-        for name in self.one.called:
-            for inner in self.to.module.computations[name].instructions:
-                if inner.opcode in COMBINED:
-                    return COMBINED[inner.opcode]
-        return ""
+        return next((COMBINED[inner.opcode] for inner in self._called if inner.opcode in COMBINED), "")
+
+    def extreme(self) -> str:
+        """``argmax`` or ``argmin``, where it reduces elements and their places to those of an extreme."""
+        directions = [inner.attributes["direction"] for inner in self._called if inner.opcode == "compare"]
+        return extreme_of([inner.opcode for inner in self._called], directions)
+
+    @property
+    def _called(self) -> list[HloInstruction]:
+        """The instructions of the computations that it names."""
+        return [each for name in self.one.called for each in self.to.module.computations[name].instructions]
 
 
 def _shaped(shape: HloShape, made: Sequence[int]) -> Node:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from memwall.frontend.hlo.names import COMBINED, ELEMENTWISE
+from memwall.frontend.hlo.names import COMBINED, ELEMENTWISE, SCANS, extreme_of, scanned_axis
 
 #: element types of MLIR, as :data:`memwall.core.graph.ITEMSIZE` has them
 DTYPES = {
@@ -125,8 +125,7 @@ FREE_CALLS = frozenset((
     "xla.sdy.FuncResultSharding", "AssumeGatherIndicesInBound",
 ))  # fmt: skip
 
-#: the one operation of a body → what scans along an axis by it, and what scatters
-SCANS = {"add": "cumsum", "maximum": "cummax", "minimum": "cummin", "multiply": "cumprod"}
+#: the one operation of a body → what scatters by it
 SCATTERS = {"add": "scatter_add", "maximum": "scatter_max", "minimum": "scatter_min", "multiply": "scatter_mul"}
 
 
@@ -142,27 +141,23 @@ def reduction_of(op: Any) -> str:
     names = operations_of(body)
     if len(names) == 1 and names[0] in COMBINED:
         return f"reduce_{COMBINED[names[0]]}"
-    if len(op.results) == 2 and "compare" in names and names.count("select") == 2:
-        first = next(each.operation for each in body.blocks[0].operations if each.operation.name.endswith("compare"))
-        return "argmin" if said(first, "comparison_direction") in ("LT", "LE") else "argmax"
-    return "reduce"
+    compares = (each.operation for each in body.blocks[0].operations if each.operation.name.endswith("compare"))
+    directions = [said(each, "comparison_direction") for each in compares]
+    return (extreme_of(names, directions) if len(op.results) == 2 else "") or "reduce"
 
 
 def window_of(op: Any) -> tuple[str, dict[str, Any]]:
     """The primitive of a ``reduce_window`` and its parameters; a window over all before a place is a scan."""
     names = operations_of(op.regions[0])
-    name = names[0] if len(names) == 1 else ""
+    kind = COMBINED.get(names[0], "") if len(names) == 1 else ""
     sizes = said(op, "window_dimensions")
-    shape = list(op.operands[0].type.shape)
-    wide = [axis for axis, size in enumerate(sizes) if size > 1]
     steps = said(op, "window_strides", [1] * len(sizes))
     padding = said(op, "padding", [[0, 0]] * len(sizes))
-    is_whole = len(wide) == 1 and max(steps) == 1 and sorted(padding[wide[0]]) == [0, shape[wide[0]] - 1]
-    if is_whole and sizes[wide[0]] == shape[wide[0]] and name in SCANS:
-        return SCANS[name], {"axis": wide[0]}
-    if is_whole and sizes[wide[0]] == shape[wide[0]] and {"exponential", "maximum"} <= {*names}:
-        return "cumlogsumexp", {"axis": wide[0]}
-    primitive = f"reduce_window_{COMBINED[name]}" if COMBINED.get(name) in ("sum", "max", "min") else "reduce_window"
+    axis = scanned_axis(sizes, steps, padding, list(op.operands[0].type.shape))
+    scan = SCANS.get(kind) or ("cumlogsumexp" if {"exponential", "maximum"} <= {*names} else "")
+    if axis >= 0 and scan:
+        return scan, {"axis": axis}
+    primitive = f"reduce_window_{kind}" if kind in ("sum", "max", "min") else "reduce_window"
     return primitive, {"window_dimensions": sizes, "window_strides": steps, "padding": padding}
 
 

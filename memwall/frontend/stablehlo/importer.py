@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from memwall.core.errors import UsageError
+from memwall.core.errors import MALFORMED, UsageError
 from memwall.core.graph import Graph
 from memwall.core.ranks import ranks_text
 from memwall.frontend.hlo.names import known_call
@@ -53,6 +53,7 @@ class StablehloImporter:
             for each in module.body.operations
             if "sym_name" in each.operation.attributes
         }
+        self._entered: list[str] = []  # functions around an operation
         self._loops = 0
 
     def graph(self) -> Graph:
@@ -115,6 +116,8 @@ class StablehloImporter:
 
     def _region(self, region: Any, given: Sequence[Held], outside: Mapping[Any, Held]) -> list[Held]:
         """What a region returns for some arguments."""
+        if len(region.blocks) != 1:
+            raise UsageError(f"{self.source} jumps between blocks, which is not modeled: StableHLO has while and case")
         (block,) = region.blocks
         values = {**outside, **dict(zip(block.arguments, given, strict=True))}
         for each in block.operations:
@@ -122,8 +125,13 @@ class StablehloImporter:
             if op.name.endswith(".return"):
                 return [values[operand] for operand in op.operands]
             operands = [values[operand] for operand in op.operands]
-            with self.places.at(self.writer, op.location):
-                made = self._operation(op, operands, values)
+            try:
+                with self.places.at(self.writer, op.location):
+                    made = self._operation(op, operands, values)
+            except MALFORMED as error:
+                raise UsageError(
+                    f"{self.source}: {op.name} is not as StableHLO defines it ({' '.join(str(error).split())})"
+                ) from error
             values.update(zip(op.results, made, strict=True))
         return []
 
@@ -191,7 +199,12 @@ class StablehloImporter:
 
     def _call(self, op: Any, operands: list[Held], values: Mapping[Any, Held]) -> list[Held]:
         name = tables.said(op, "callee") or tables.said(op, "decomposition")
-        return self._region(self._functions[name].regions[0], operands, {})
+        if name in self._entered:
+            raise UsageError(f"{self.source}: the function {name} calls itself")
+        self._entered.append(name)
+        made = self._region(self._functions[name].regions[0], operands, {})
+        self._entered.pop()
+        return made
 
     def _composite(self, op: Any, operands: list[Held], values: Mapping[Any, Held]) -> list[Held]:
         """A call with a name: of an operation that is known under it, else of what it is made of."""

@@ -48,9 +48,12 @@ def as_artifact(path: Path, platform: str) -> bytes:
 
     around = jax.export.export(jax.jit(alike, keep_unused=True), platforms=(platform,))(*given)
     stablehlo.register_stablehlo_passes()
-    with module.context:  # an artifact holds no CHLO
-        PassManager.parse("builtin.module(func.func(chlo-legalize-to-stablehlo))").run(module.operation)
-        content = stablehlo.serialize_portable_artifact(module, stablehlo.get_minimum_version())
+    try:
+        with module.context:  # an artifact holds no CHLO
+            PassManager.parse("builtin.module(func.func(chlo-legalize-to-stablehlo))").run(module.operation)
+            content = stablehlo.serialize_portable_artifact(module, stablehlo.get_minimum_version())
+    except Exception as error:  # jaxlib's own kinds of errors
+        raise UsageError(f"{path} is not of StableHLO alone, which policy xla compiles: {message_of(error)}") from error
     return bytes(dataclasses.replace(around, mlir_module_serialized=content).serialize())
 
 
@@ -62,7 +65,7 @@ def _shape(path: Path, kind: Any) -> Any:
 
     try:
         return jax.ShapeDtypeStruct(tuple(kind.shape), jax.numpy.dtype(DTYPES[str(kind.element_type)]))
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}: policy xla takes no arguments of {kind}; give what jax.export serializes") from error
 
 

@@ -509,3 +509,41 @@ def test_a_real_transform_is_half_of_a_complex_one():
             f"ROOT %f = {result}{{1,0}} fft(%x), fft_type={kind}, fft_length={{4096}}"
         )
         assert sum(cost.total_flops for cost in graph_costs(found.graph)) == 256 * 5 * 4096 * 12 // 2
+
+
+def test_the_place_of_an_extreme_is_found_by_comparisons():
+    """Elements and their places, as XLA reduces them: no FLOPs, and of two parts' extremes both are read."""
+    region = """%r (a: f32[], i: s32[], b: f32[], j: s32[]) -> (f32[], s32[]) {
+      %a = f32[] parameter(0)
+      %i = s32[] parameter(1)
+      %b = f32[] parameter(2)
+      %j = s32[] parameter(3)
+      %lt = pred[] compare(%i, %j), direction=LT
+      %gt = pred[] compare(%a, %b), direction=GT
+      %x = f32[] select(%gt, %a, %b)
+      %y = s32[] select(%gt, %i, %j)
+      ROOT %t = (f32[], s32[]) tuple(%x, %y)
+    }
+    ENTRY:
+    %x = f32[8,4]{1,0} parameter(0)
+    %n = s32[8,4]{1,0} parameter(1)
+    %z = f32[] constant(-inf)
+    %o = s32[] constant(0)
+    ROOT %m = (f32[8]{0}, s32[8]{0}) reduce(%x, %n, %z, %o), dimensions={1}, to_apply=%r"""
+    found = written("\n".join(line.strip() for line in region.splitlines()))
+    (cost,) = graph_costs(found.graph)
+    assert found.graph.ops[0].name == "lax.argmax" and cost.total_flops == 0
+    assert (cost.read_bytes, cost.write_bytes) == (2 * 8 * 4 * 4, 2 * 8 * 4)
+
+
+@pytest.mark.parametrize(("scheduled", "adds"), [("false", 64 * 16), ("true", 64 * 16 * 16)])
+def test_a_window_over_all_before_a_place_is_a_scan_before_optimization(scheduled, adds):
+    """64 rows of 16 running sums: a compiled program goes over each window."""
+    text = (
+        f"HloModule f, is_scheduled={scheduled}\n\n%s (a: f32[], b: f32[]) -> f32[] {{\n  %a = f32[] parameter(0)\n"
+        "  %b = f32[] parameter(1)\n  ROOT %c = f32[] add(%a, %b)\n}\n\n"
+        "ENTRY %main (x: f32[64,16]) -> f32[64,16] {\n  %x = f32[64,16]{1,0} parameter(0)\n"
+        "  %z = f32[] constant(0)\n"
+        "  ROOT %w = f32[64,16]{1,0} reduce-window(%x, %z), window={size=1x16 pad=0_0x15_0}, to_apply=%s\n}\n"
+    )
+    assert sum(cost.total_flops for cost in graph_costs(graph_of(parse(text)).graph)) == adds

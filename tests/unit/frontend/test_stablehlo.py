@@ -178,6 +178,8 @@ def test_bytecode_is_the_text(tmp_path):
     [
         (b"module @m { func.func", "is no module of StableHLO, or is cut short"),
         (b"ML\xefR\x00cut", "is no module of StableHLO, or is cut short"),
+        (b"func.func @main() { func.call @main() : () -> () return }", "the function main calls itself"),
+        (b"func.func @main(%c: i1) { cf.cond_br %c, ^a, ^a\n ^a:\n return }", "jumps between blocks"),
         (b"\x00\x01\x02\xff", "is neither StableHLO"),
         (b"HloModule m\n", "is text of HLO, not of StableHLO"),
         (b"module { func.func public @main(%x: tensor<?xf32>) -> tensor<?xf32> { return %x : tensor<?xf32> } }",
@@ -289,3 +291,20 @@ def test_a_location_of_an_inlined_call_has_its_name():
     text = 'loc(callsite("jit(f)/layer/tanh"("f"("model.py":3:4)) at "call"("model.py":9:2)))'
     assert Places().name(text) == "jit(f)/layer/tanh"
     assert Places()._read(text)[0] == ["layer"] and Places()._read(text)[2] == "model.py:3"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "body", "said"),
+    [
+        (X, f"%0 = arith.addf %x, %x : {Y} return %0 : {Y}", "is not of StableHLO alone, which policy xla compiles"),
+        (f"%t: !stablehlo.token, {X}", f"return %x : {Y}", "policy xla takes no arguments of !stablehlo.token"),
+    ],
+)
+def test_what_policy_xla_does_not_compile_is_one_line(tmp_path, arguments, body, said):
+    from memwall.frontend.stablehlo.reading import as_artifact
+
+    path = tmp_path / "model.mlir"
+    path.write_text(MODULE.format(arguments=arguments, results=Y, body=body, functions=""))
+    with pytest.raises(UsageError, match=said) as caught:
+        as_artifact(path, "cuda")
+    assert "\n" not in str(caught.value)
