@@ -158,6 +158,9 @@ PLACES: Mapping[str, str] = _places({
     "torch._inductor.decomposition": "select_decomp_table",
     "torch._utils_internal": "torch_internal=",
     "torch.utils._triton": "triton_questions=",
+    "triton._C.libtriton": "triton_ir=ir",
+    "triton.compiler.compiler": "ASTSource make_backend",
+    "triton.runtime.jit": "create_function_from_signature",
     # transformers
     "transformers.modeling_utils:PreTrainedModel": "_initialize_weights",
     "transformers.masking_utils": "ignore_bidirectional_mask=_ignore_bidirectional_mask_sdpa",
@@ -208,6 +211,7 @@ ATTRIBUTES: Mapping[str, str] = _places({
     "torch._inductor.graph:GraphLowering": "update_scheduler=_update_scheduler()",
     "torch._inductor.scheduler:SchedulerNode": "loop_body=_body",
     "triton.runtime.driver:DriverConfig": "active_driver=_active default_driver=_default",
+    "triton.runtime.jit:JITFunction": "pack_args=_pack_args()",
     # transformers
     "transformers.modeling_utils:PreTrainedModel": "from_config=_from_config()",
 })  # fmt: skip

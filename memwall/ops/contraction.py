@@ -45,7 +45,7 @@ _TENSOR_PIPES = {
 #: dtype → numbers of an element
 _PACKED = {"float4_e2m1fn_x2": 2}
 #: the scheme of such operands (:mod:`memwall.ops.quantised`)
-_FOUR_BITS = "nvfp4"
+FOUR_BITS = "nvfp4"
 _COMPLEX_PIPES = {"complex32": "float32", "complex64": "float32", "complex128": "float64"}
 #: pipes whose matmuls are not made in the tiles of tensor cores
 _FULL_PRECISION = frozenset(("float32", "float64"))
@@ -90,8 +90,8 @@ def launch(
             k=k,
             itemsize=each,
             weight_itemsize=each,
-            scheme=_FOUR_BITS,
-            kernel=kernels_of(_FOUR_BITS).product,
+            scheme=FOUR_BITS,
+            kernel=kernels_of(FOUR_BITS).product,
             read_bytes=call.read_bytes,
             write_bytes=call.write_bytes,
         )

@@ -90,7 +90,7 @@ _found: dict[str, OpRow | None] = {}
 _FAMILIES = ("contraction", "recurrent", "convolution", "attention", "flex", "normalization", "softmax", "elementwise",
              "sampling", "reduction", "pooling", "movement", "indexing", "optimizer", "linalg", "losses", "detection",
              "quantization", "sparse", "libraries", "collective", "linear_attention", "lax",
-             "onnx")  # fmt: skip
+             "onnx", "triton")  # fmt: skip
 #: families of ops whose kernels no measured row of any GPU shows, and such ops of others. Where a gradient is not of a
 #: product, an attention, a softmax or a norm over rows, none does either
 _UNMEASURED = ("detection", "indexing", "linalg", "sampling", "sparse")
@@ -185,6 +185,7 @@ def find_row(name: str) -> OpRow | None:
     if name not in _found:
         _load_families()
         own, shared = _ROWS.get(name), _ROWS.get(".".join(name.split(".")[:2]))
+        own = own or (None if shared else _ROWS.get(f"{name.partition('.')[0]}.*"))  # of all of a namespace
         if own is not None and shared is not None and own is not shared:
             said = {stage: value for stage in _EMPTY if (value := getattr(own, stage)) != _EMPTY[stage]}
             own = dataclasses.replace(shared, **said)

@@ -356,9 +356,8 @@ class Recorder(compat.TorchDispatchMode):
         line = self._line(node)
         again = phase == "backward" and self.passes.computes_again()
         arguments = tuple([n for n, _ in pairs])
-        self.append(
-            Op(0, name, classify(name, phase), phase, module, read, written, arguments, mapping, line, again=again)
-        )
+        kind = mapping.get("op_class") or classify(name, phase)
+        self.append(Op(0, name, kind, phase, module, read, written, arguments, mapping, line, again=again))
 
     def append(self, op: Op, copied: bool = False) -> None:
         """Add an op to the list, under the next number: on the current stream, or on the op's own and with its waits

@@ -1,7 +1,7 @@
 """Triton kernels that a model launches itself: recorded as ``triton.NAME`` instead of being compiled and run.
 
-The kernel's Python source says which tensors it reads and writes: compiling it instead would need a device.
-A cost is given with ``@register_cost("triton::NAME")``.
+What they do is read from their IR (:mod:`memwall.frontend.triton`). Of a kernel that has no such reading its Python
+source says which tensors it reads and writes, and its cost may be given with ``@register_cost("triton::NAME")``.
 """
 
 from __future__ import annotations
@@ -10,49 +10,125 @@ import ast
 import contextlib
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
 from memwall.core import compat
+from memwall.core.errors import Unsupported
 from memwall.frontend.torch.dispatch.recorder import Recorder
 from memwall.frontend.torch.dispatch.tensors import freeze
+from memwall.frontend.triton.launch import launch_of
+from memwall.frontend.triton.work import Room, work_of_launch
+from memwall.ops.triton import WORK, KernelWork
 
 
 @contextlib.contextmanager
-def triton_calls(recorder: Recorder) -> Iterator[None]:
-    """While open, launching a Triton kernel records it. Does nothing where the model did not import triton."""
+def triton_calls(recorder: Recorder, note: Callable[[str], Any], capability: int, trips: int = 1) -> Iterator[None]:
+    """While open, launching a Triton kernel records it. Does nothing where the model did not import triton.
+
+    Args:
+        note: called with what was assumed of a kernel.
+        capability: of the GPU for which Triton writes the IR: 90 of an H100.
+        trips: iterations of a loop whose number depends on data.
+    """
     if "triton" not in sys.modules:
         yield
         return
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
-    def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
-        given = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
-        _record(recorder, kernel, {name: given[name] for name in kernel.arg_names if name in given})
-
-    def tune(tuner: Any, *args: Any, **kwargs: Any) -> None:
-        tuner.fn.run(*args, **{**kwargs, **(tuner.configs[0].kwargs if tuner.configs else {})})
-
+    launches = _Launches(recorder, note, capability, trips)
     plain = compat.set_wrap_triton_enabled(False)  # wrap_triton(kernel) launches the kernel, as outside a compiler
-    with plain, patch.object(JITFunction, "run", run), patch.object(Autotuner, "run", tune):
+    run, tune = (lambda it, *args, **kwargs: launches.run(it, args, kwargs)), launches.tune
+    with (
+        plain,
+        patch.object(JITFunction, "run", run),
+        patch.object(Autotuner, "run", lambda it, *args, **kwargs: tune(it, args, kwargs)),
+    ):
         yield
 
 
-def _record(recorder: Recorder, kernel: Any, given: dict[str, Any]) -> None:
-    bases = {name: getattr(value, "base", value) for name, value in given.items()}  # of descriptors that the host makes
-    tensors = {name: value for name, value in bases.items() if isinstance(value, torch.Tensor)}
-    reads, writes = pointer_use(kernel.src, frozenset(tensors))
-    scalars = [(name, freeze(value)) for name, value in given.items() if name not in tensors]
-    written = [tensor for name, tensor in tensors.items() if name in writes]
-    if recorder.known is not None:
-        recorder.known.forget(written)
-    if not recorder.paused:
-        read = {name: tensor for name, tensor in tensors.items() if name in reads}
-        recorder.emit(f"triton.{kernel.__name__}", read, read.values(), written, scalars)
+@dataclass
+class _Launches:
+    """What launches record; ``known`` are kernels that were read already, by their launch."""
+
+    recorder: Recorder
+    note: Callable[[str], Any]
+    capability: int
+    trips: int
+    known: dict[Any, KernelWork | None] = field(default_factory=dict)
+
+    def tune(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The first configuration that the kernel's own rules leave: which is fastest only timing says."""
+        given = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+        configs, chosen = list(tuner.configs), dict[str, Any]()
+        if configs:
+            tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+            with contextlib.suppress(Exception):  # rules that ask a device
+                configs = list(tuner.prune_configs(kwargs)) or configs
+            chosen = configs[0].all_kwargs()
+            if configs[0].pre_hook is not None:
+                configs[0].pre_hook({**given, **chosen})
+            if len(configs) > 1:
+                name = getattr(tuner.base_fn, "__name__", "a kernel")
+                self.note(f"triton.{name} is autotuned: the first of its {len(configs)} configurations is taken")
+        tuner.fn.run(*args, **{**kwargs, **chosen})
+
+    def run(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record a launch of a kernel."""
+        grid, warmup = kwargs.pop("grid", None), kwargs.pop("warmup", False)
+        given = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
+        own = {name: given[name] for name in kernel.arg_names if name in given}
+        bases = {name: getattr(value, "base", value) for name, value in own.items()}  # of descriptors of the host
+        tensors = {name: value for name, value in bases.items() if isinstance(value, torch.Tensor)}
+        if warmup:
+            return
+        work = self.work(kernel, grid, args, kwargs, tensors)
+        if work is None:
+            reads, writes = pointer_use(kernel.src, frozenset(tensors))
+        else:
+            reads, writes = ({each.argument.partition(".")[0] for each in work.accesses if each.what in whats}
+                             for whats in (("read", "atomic"), ("write", "atomic")))  # fmt: skip
+        scalars = [(name, freeze(value)) for name, value in own.items() if name not in tensors]
+        if work is not None:
+            scalars += [(WORK, work.attribute()), ("op_class", work.op_class)]
+        written = [tensor for name, tensor in tensors.items() if name in writes]
+        recorder = self.recorder
+        if recorder.known is not None:
+            recorder.known.forget(written)
+        if not recorder.paused:
+            read = {name: tensor for name, tensor in tensors.items() if name in reads}
+            recorder.emit(f"triton.{kernel.__name__}", read, read.values(), written, scalars)
+
+    def work(
+        self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: Mapping[str, Any]
+    ) -> KernelWork | None:
+        """What a launch does; None where its IR has what the reader does not know."""
+        name = f"triton.{kernel.__name__}"
+        if kernel.is_gluon():
+            self.note(f"{name} is written in Gluon, whose IR is not read: its tensors are counted")
+            return None
+        launch = launch_of(kernel, grid, args, kwargs, self.capability)
+        rooms = {argument: _room(tensor) for argument, tensor in tensors.items()}
+        key = launch, tuple(rooms.items())
+        if key not in self.known:
+            try:
+                self.known[key] = work_of_launch(launch, rooms, self.trips)
+            except Unsupported as error:
+                self.known[key] = None
+                self.note(f"{name} could not be read: {error}; its tensors are counted")
+            for said in getattr(self.known[key], "notes", ()):
+                self.note(f"{name}: {said}")
+        return self.known[key]
+
+
+def _room(tensor: torch.Tensor) -> Room:
+    size, stored = tensor.element_size(), int(tensor.untyped_storage().nbytes())
+    return Room(tensor.numel() * size, stored - int(tensor.storage_offset()) * size)
 
 
 def pointer_use(source: str, pointers: frozenset[str]) -> tuple[set[str], set[str]]:
