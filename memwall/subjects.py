@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memwall.core.errors import UsageError
-from memwall.frontend.program import Program
+from memwall.frontend.program import Program, not_a_module
 from memwall.frontend.targets.sizes import split_sizes
 from memwall.hardware.lookup import Gpu
 
@@ -22,7 +22,7 @@ def workload_of(
     """The workload of a target, as :func:`subject_of`; a UsageError where it is another program."""
     found = subject_of(target, step, gpu, inputs, loss)
     if isinstance(found, Program):
-        raise UsageError(f"{found.target} is {found.kind}, and this needs a PyTorch module")
+        raise not_a_module(found)
     return found
 
 

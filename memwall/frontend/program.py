@@ -79,6 +79,14 @@ class Program(ABC):
         raise UsageError(f"{self.target or self.name} is {self.kind}: policy xla compiles JAX programs and StableHLO")
 
 
+def not_a_module(program: Program) -> UsageError:
+    """What is raised where a target has to be a PyTorch module."""
+    return UsageError(
+        f"{program.target or program.name} is {program.kind}, and this needs a PyTorch module; profile, compare, sweep"
+        " and gate take it"
+    )
+
+
 def refuse_options(program: Program, options: TraceOptions) -> None:
     """Refuse what has no meaning for a program that is read as it was exported, by a UsageError."""
     if options.mode not in ("inference", "forward"):

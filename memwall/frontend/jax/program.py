@@ -73,6 +73,8 @@ class JaxProgram(Program):
         else:
             closed, _ = self._jaxpr(self.function, arguments, keywords)
             outputs = walk.closed(closed, leaves)
+            pairs = _aliased(closed)
+            _donated(writer, [outputs[made] for made, _ in pairs], [leaves[before] for _, before in pairs])
         own = [*weights, *walk.constants]
         graph = writer.graph(
             jax.tree_util.tree_leaves(given[self.parameters + self.buffers :]),
@@ -264,6 +266,20 @@ def _donated_by(closed: Any) -> tuple[int, ...]:
         var for var, is_donated in zip(eqns[0].invars, eqns[0].params["donated_invars"], strict=True) if is_donated
     }
     return tuple(place for place, var in enumerate(closed.jaxpr.invars) if var in given)
+
+
+def _aliased(closed: Any) -> list[tuple[int, int]]:
+    """The results of a jitted function that take the memory of arguments that it donates, and these, by their places:
+    as ``jax.jit`` pairs them, each argument with the first result of its shape and dtype that is left."""
+    left = dict(enumerate(closed.out_avals))
+    pairs = []
+    for before in _donated_by(closed):
+        kind = closed.in_avals[before]
+        made = next((i for i, aval in left.items() if (aval.shape, aval.dtype) == (kind.shape, kind.dtype)), None)
+        if made is not None:
+            del left[made]
+            pairs.append((made, before))
+    return pairs
 
 
 def _updated(transformation: Any, gradients: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from memwall.core.errors import UsageError, nearest
-from memwall.frontend.program import Program
+from memwall.frontend.program import Program, not_a_module
 from memwall.frontend.targets.contract import Source, Workload, by_contract, by_name
 from memwall.frontend.targets.loading import importable, load_file, load_module
 from memwall.frontend.targets.sizes import check_mode, read_dims, read_sizes
@@ -75,9 +75,7 @@ def resolve(target: str, **how: Any) -> Workload:
     """
     found = named(target, **how)
     if isinstance(found, Program):
-        raise UsageError(
-            f"{target} is {found.kind}, and this needs a PyTorch module; profile, compare, sweep and gate take it"
-        )
+        raise not_a_module(found)
     return found
 
 

@@ -147,6 +147,17 @@ def test_a_pallas_kernel_runs_on_the_engine_of_its_largest_operand():
     assert [str(pipe) for pipe in costs_of(made, "pallas_call")[0].flops] == ["tensor.bfloat16"]
 
 
+def test_a_result_takes_the_memory_of_the_argument_that_is_donated():
+    def step(weights, x):
+        return x @ weights, weights + x.T @ x
+
+    kept, donated = (
+        traced(jax.jit(step, donate_argnums=places), shape(256, 256), shape(8, 256)).simulations[0].memory
+        for places in ((), (0,))
+    )
+    assert kept.total - donated.total == 4 * 256 * 256
+
+
 # -- many devices ------------------------------------------------------------------------------------------------------
 
 
