@@ -75,8 +75,12 @@ def dot_numbers(one: HloInstruction) -> Mapping[str, Any]:
     return {"dimension_numbers": [contracted, batched], "precision": precision_of(one)}
 
 
-def library_dot_numbers(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Attributes of the primitive for a call of cuBLAS, from its ``dot_dimension_numbers``."""
+def product_numbers(one: HloInstruction) -> Mapping[str, Any]:
+    """Attributes of the primitive for a ``dot``, or for a call of cuBLAS, from what its configuration says; without
+    axes for another instruction."""
+    if one.opcode == "dot":
+        return dot_numbers(one)
+    numbers = one.backend_config.get("gemm_backend_config", {}).get("dot_dimension_numbers", {})
     found = [
         [[int(axis) for axis in numbers.get(f"{side}_{kind}_dimensions", ())] for side in ("lhs", "rhs")]
         for kind in ("contracting", "batch")

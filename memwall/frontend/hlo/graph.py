@@ -2,7 +2,7 @@
 
 Every instruction that computes is an op, those inside fusions too; a kernel is what one instruction launches outside of
 fusions. Loops are written out as often as they run, where the text says so or their counters tell; of a conditional the
-branch that moves most is taken. Rearrangements are views, with layouts as strides; what a fusion slices or gathers
+branch with most work is taken. Rearrangements are views, with layouts as strides; what a fusion slices or gathers
 counts by the part that it touches, and of a buffer that is updated in place the part that is written. Whatever else a
 kernel returns is written whole, in the layout that the text says.
 """
@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 from memwall.core.errors import MALFORMED, UsageError
+from memwall.frontend.hlo.convolutions import product_numbers
 from memwall.frontend.hlo.module import HloArray, HloComputation, HloInstruction, HloModule, HloShape, arrays
 from memwall.frontend.hlo.names import REARRANGED
 from memwall.frontend.hlo.rules import computed
@@ -31,6 +33,8 @@ _SAID = frozenset((
     "GatherScatterIndicesBitpacked", "annotate_device_placement", "MoveToHost", "MoveToDevice",
     "xla.sdy.FuncResultSharding", "LayoutConstraint", "X64Combine", "X64SplitLow", "X64SplitHigh",
 ))  # fmt: skip
+#: opcodes that make no elements
+_HANDED_ON = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast"))
 _UNKNOWN_LOOP = "A loop whose length the program does not say runs once: {}."
 
 
@@ -184,13 +188,13 @@ class HloWalk(Sheet):
         return node.number if isinstance(node, HloConstant) else tuple(map(self._known, node))
 
     def branch(self, computation: HloComputation, one: HloInstruction, operands: Sequence[Node]) -> Node:
-        """The branch of a conditional that moves most bytes."""
+        """The branch of a conditional with most work."""
         named = [name for name in one.called if name in self.module.computations]
-        sizes = [size_of(self.module, self.module.computations[name]) for name in named]
-        taken = sizes.index(max(sizes))
+        work = [work_of(self.module, self.module.computations[name]) for name in named]
+        taken = work.index(max(work))
         if self.each_once:
             return [self.run(self.module.computations[name], [operands[1 + n]]) for n, name in enumerate(named)][taken]
-        self.notes.append(f"A conditional takes the branch that moves most: {named[taken]}.")
+        self.notes.append(f"A conditional takes the branch with most work: {named[taken]}.")
         return self.run(self.module.computations[named[taken]], [operands[1 + taken]])
 
     def call(self, computation: HloComputation, one: HloInstruction, operands: Sequence[Node]) -> Node:
@@ -263,8 +267,15 @@ def _written_in_place(computation: HloComputation) -> frozenset[str]:
     return frozenset(found)
 
 
-def size_of(module: HloModule, computation: HloComputation) -> int:
-    """Bytes of all arrays that a computation makes, those that it calls included."""
-    made = sum(array.spec.nbytes for one in computation.instructions for array in arrays(one.shape))
-    called = (module.computations[name] for one in computation.instructions for name in one.called)
-    return made + sum(size_of(module, each) for each in called)
+def work_of(module: HloModule, computation: HloComputation) -> int:
+    """Elements that a computation makes and what it calls, those that products sum over among them."""
+    total = 0
+    for one in computation.instructions:
+        if one.opcode in _HANDED_ON:
+            continue
+        made = sum(prod(array.shape) for array in arrays(one.shape))
+        (summed, _), _ = product_numbers(one)["dimension_numbers"]
+        if summed and isinstance(left := computation.by_name[one.operands[0]].shape, HloArray):
+            made = prod(next(arrays(one.shape)).shape) * prod(left.shape[axis] for axis in summed)
+        total += made + sum(work_of(module, module.computations[name]) for name in one.called)
+    return total

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from memwall.frontend.hlo.convolutions import Window, library_dot_numbers
+from memwall.frontend.hlo.convolutions import Window, product_numbers
 from memwall.frontend.hlo.module import HloArray, HloInstruction
 from memwall.frontend.hlo.sheet import Node
 from memwall.frontend.hlo.step import HloStep
@@ -17,8 +17,7 @@ _EPILOGUES = {"RELU": "max", "GELU": "erf", "SILU": "logistic", "kRelu": "max", 
 
 def _library_dot(step: HloStep) -> Node:
     config = step.one.backend_config.get("gemm_backend_config", {})
-    numbers = library_dot_numbers(config.get("dot_dimension_numbers", {}))
-    return _library(step, "dot_general", [0, 1], numbers, str(config.get("epilogue", "")))
+    return _library(step, "dot_general", [0, 1], product_numbers(step.one), str(config.get("epilogue", "")))
 
 
 def _library_convolution(step: HloStep) -> Node:

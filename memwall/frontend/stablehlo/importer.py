@@ -1,7 +1,8 @@
 """A module of StableHLO → what a :class:`memwall.frontend.writing.GraphWriter` holds.
 
 - Calls are entered. ``while`` is written out for as many trips as its counter has, which is followed as a number; one
-  whose condition depends on data is written once. ``case`` and ``if`` take the branch that is known, else the largest.
+  whose condition depends on data is written once. ``case`` and ``if`` take the branch that is known, else the one with
+  most work.
 - Splat constants and what is computed from them alone are numbers in the program, not arrays; others are weights.
 - In a loop ``dynamic_update_slice`` writes into its operand, as XLA's buffer assignment lets it.
 - A custom call is kept under its target's name and charged its bytes.
@@ -333,17 +334,24 @@ class StablehloImporter:
     def _case(self, op: Any, operands: list[Held], values: Mapping[Any, Held]) -> list[Held]:
         index = operands[0].number
         if index is None:
-            chosen = max(op.regions, key=_operations_in)
-            self.notes["of a conditional that depends on data the branch with most operations runs"] = None
+            chosen = max(op.regions, key=_work_in)
+            self.notes["of a conditional that depends on data the branch with most work runs"] = None
         else:
             number = int(not index) if op.name.endswith(".if") else int(index)
             chosen = op.regions[min(max(number, 0), len(op.regions) - 1)]
         return self._region(chosen, (), values)
 
 
-def _operations_in(region: Any) -> int:
-    """Operations of a region, those within them included."""
-    return sum(1 + sum(map(_operations_in, op.operation.regions)) for block in region.blocks for op in block.operations)
+def _work_in(region: Any) -> int:
+    """Elements that the operations of a region make, those within them included and those that products sum over."""
+    total = 0
+    for each in (each.operation for block in region.blocks for each in block.operations):
+        made = sum(prod(result.type.shape) for result in each.results if isinstance(result.type, ir.RankedTensorType))
+        if each.name == "stablehlo.dot_general":
+            (summed, _), _ = tables.OPERATIONS["dot_general"][1](each)["dimension_numbers"]
+            made *= prod(each.operands[0].type.shape[axis] for axis in summed)
+        total += made + sum(map(_work_in, each.regions))
+    return total
 
 
 def _is_splat(op: Any) -> bool:

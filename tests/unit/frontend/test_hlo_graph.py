@@ -270,10 +270,17 @@ ENTRY:
 ROOT %c = f32[8]{0} conditional(%which, %x, %x), true_computation=%small, false_computation=%large"""
 
 
-def test_a_conditional_takes_the_branch_that_moves_most():
+def test_a_conditional_takes_the_branch_with_most_work():
     found = written(CONDITIONAL)
     assert [op.name for op in found.graph.ops] == ["lax.exp", "lax.exp"]
     assert "large" in found.notes[0]
+
+
+def test_a_product_is_more_work_than_a_sum_of_as_many_bytes():
+    text = CONDITIONAL.replace("f32[8]{0}", "f32[8,8]{1,0}").replace("f32[8]", "f32[8,8]")
+    product = "dot(%a, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    found = written(text.replace("negate(%a)", product))
+    assert [op.name for op in found.graph.ops] == ["lax.dot_general"]
 
 
 def test_a_list_of_kernels_has_those_of_every_branch():

@@ -308,3 +308,15 @@ def test_what_policy_xla_does_not_compile_is_one_line(tmp_path, arguments, body,
     with pytest.raises(UsageError, match=said) as caught:
         as_artifact(path, "cuda")
     assert "\n" not in str(caught.value)
+
+
+def test_a_conditional_on_data_takes_the_branch_with_most_work(tmp_path):
+    """A product of 16 x 16 matrices sums 16 numbers for each element that two sums make."""
+    kind = "tensor<16x16xf32>"
+    product = f"stablehlo.dot_general %x, %x, contracting_dims = [1] x [0] : ({kind}, {kind}) -> {kind}"
+    body = (
+        f'%r = "stablehlo.if"(%p) ({{ %0 = {product} stablehlo.return %0 : {kind} }},'
+        f" {{ %1 = stablehlo.add %x, %x : {kind} %2 = stablehlo.add %1, %x : {kind} stablehlo.return %2 : {kind} }})"
+        f" : (tensor<i1>) -> {kind} return %r : {kind}"
+    )
+    assert names(made(tmp_path, f"%p: tensor<i1>, %x: {kind}", kind, body)) == ["lax.dot_general"]
