@@ -10,16 +10,15 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, Storage
 from memwall.frontend.facts import TraceFacts, noted
+from memwall.frontend.jax.arguments import devices_of, laid, shapes_of
 from memwall.frontend.jax.avals import shape_of
 from memwall.frontend.jax.jaxprs import JaxprWriter
 from memwall.frontend.program import Program, TraceOptions, TraceResult, described
 from memwall.frontend.targets.blame import blame, users_code
-from memwall.frontend.targets.inputs import SHORT_DTYPES
 from memwall.frontend.writing import GraphWriter
 
 Tree = Any
@@ -82,18 +81,19 @@ class JaxProgram(Program):
             tuple(dict.fromkeys(value for value in outputs if value is not None)),
             gradients=options.mode == "training",
         )
-        return self._result(graph, options, walk, own, optimizer and optimizer[0])
+        devices = devices_of(jax.tree_util.tree_leaves((arguments, keywords)))
+        return self._result(graph, options, walk, own, optimizer and optimizer[0], devices)
 
     def exported(self, options: TraceOptions, platform: str) -> bytes:
         """As :meth:`memwall.frontend.program.Program.exported`: a function of the leaves, which any tree can be made
         of. Arguments are donated that the function donates, and in training the old weights and states."""
         arguments, keywords = self._shapes(options.dtype)
         step: Callable[..., Any] = self.function
+        first: tuple[Tree, ...] = ()
         if options.mode == "training":
             step, arguments, first = self._training_step(arguments)
-            donated = tuple(range(len(jax.tree_util.tree_leaves(first))))
-        else:
-            donated = _donated_by(self._jaxpr(step, arguments, keywords)[0])
+        closed, _ = self._jaxpr(step, arguments, keywords)
+        donated = tuple(range(len(jax.tree_util.tree_leaves(first)))) or _donated_by(closed)
         leaves, tree = jax.tree_util.tree_flatten((arguments, keywords))
 
         def flat(*given: Any) -> list[Any]:
@@ -102,7 +102,7 @@ class JaxProgram(Program):
 
         with _blamed(f"exporting {self.target or self.name}"), users_code():
             jitted = jax.jit(flat, donate_argnums=donated)
-            return bytes(jax.export.export(jitted, platforms=(platform,))(*leaves).serialize())
+            return bytes(jax.export.export(jitted, platforms=(platform,))(*laid(leaves, closed)).serialize())
 
     def _training_step(
         self, arguments: Sequence[Tree]
@@ -125,16 +125,8 @@ class JaxProgram(Program):
 
     def _shapes(self, dtype: str | None) -> tuple[tuple[Tree, ...], dict[str, Tree]]:
         """The arguments as shapes, their floats in another dtype where that is asked for."""
-        to = None if dtype is None else jnp.dtype(_floating(dtype))
-
-        def shape(leaf: Any) -> Any:
-            kind = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
-            if to is not None and jnp.issubdtype(kind, jnp.floating):
-                kind = to
-            return jax.ShapeDtypeStruct(leaf.shape, kind, sharding=_named(getattr(leaf, "sharding", None)))
-
         with _blamed(f"reading the inputs of {self.target or self.name}"):
-            found = jax.tree_util.tree_map(shape, (self.arguments, dict(self.keywords)))
+            found = shapes_of((self.arguments, dict(self.keywords)), dtype)
         return found[0], found[1]
 
     def _given(self, writer: GraphWriter, arguments: Sequence[Tree], keywords: Mapping[str, Tree]) -> tuple[Tree, ...]:
@@ -203,11 +195,16 @@ class JaxProgram(Program):
         result = self.function(*arguments, **keywords)
         if self.loss is not None:
             return self.loss(result)
-        first = result[0] if isinstance(result, tuple | list) and result else result
-        if np.shape(first) == () and jnp.issubdtype(jnp.result_type(first), jnp.floating):
+        results = result if isinstance(result, tuple | list) and result else (result,)
+        if any(_alike(each, arguments[0]) for each in results):
+            raise UsageError(
+                f"{self.target or self.name} returns new weights, and so is a whole training step: profile it without"
+                " --mode training"
+            )
+        first = results[0]
+        if jax.tree_util.all_leaves((first,)) and jnp.shape(first) == () and _is_float(first):
             return first
-        floats = [leaf for leaf in jax.tree_util.tree_leaves(result) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-        return sum(jnp.sum(leaf, dtype=jnp.float32) for leaf in floats)
+        return sum(jnp.sum(leaf, dtype=jnp.float32) for leaf in jax.tree_util.tree_leaves(result) if _is_float(leaf))
 
     def _transformation(self, walk: JaxprWriter | None) -> tuple[str, Any] | None:
         """Name and transformation of the optimizer; None for a step that ends after backward."""
@@ -237,7 +234,13 @@ class JaxProgram(Program):
     # -- the result --------------------------------------------------------------------------------------------------
 
     def _result(
-        self, graph: Graph, options: TraceOptions, walk: JaxprWriter, own: Sequence[int], optimizer: str | None
+        self,
+        graph: Graph,
+        options: TraceOptions,
+        walk: JaxprWriter,
+        own: Sequence[int],
+        optimizer: str | None,
+        devices: int,
     ) -> TraceResult:
         first = next((graph.values[i].spec for i in graph.inputs if graph.values[i].spec.shape), None)
         ids = first is not None and "int" in first.dtype and len(first.shape) == 2
@@ -253,8 +256,20 @@ class JaxProgram(Program):
             optimizer=optimizer,
             samples_assumed=not self.samples and first is not None,
         )
-        facts = TraceFacts(notes=noted((), walk.notes))
+        whole = f"the program is for {devices:,} devices: arrays that a compiler would divide are whole here"
+        facts = TraceFacts(notes=noted((whole,) if devices > 1 else (), walk.notes))
         return TraceResult(graph, info, facts, versions={"jax": jax.__version__})
+
+
+def _alike(result: Tree, weights: Tree) -> bool:
+    """Whether a result is a tree of several arrays of the weights' names, shapes and dtypes."""
+    kinds = [(leaf.shape, leaf.dtype) for leaf in jax.tree_util.tree_leaves(weights)]
+    same = jax.tree_util.tree_structure(result) == jax.tree_util.tree_structure(weights)
+    return same and [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree_util.tree_leaves(result)] == kinds
+
+
+def _is_float(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.result_type(leaf), jnp.floating))
 
 
 def _donated_by(closed: Any) -> tuple[int, ...]:
@@ -317,18 +332,6 @@ def _path_name(path: Sequence[Any]) -> str:
     """``layers.0.kernel`` of the path of a leaf."""
     names = (getattr(key, "key", getattr(key, "name", getattr(key, "idx", ""))) for key in path)
     return ".".join(str(name) for name in names if str(name))
-
-
-def _named(sharding: Any) -> Any:
-    """A sharding over a mesh; where an array lies otherwise is no part of the program."""
-    return sharding if type(sharding).__name__ == "NamedSharding" else None
-
-
-def _floating(name: str) -> str:
-    key = SHORT_DTYPES.get(name.lower(), name.lower())
-    if key not in ("float32", "bfloat16", "float16", "float64"):
-        raise UsageError(f"no floating dtype named {name!r}; want float32, bfloat16, float16 or float64")
-    return key
 
 
 def _trips(assume: Sequence[str]) -> int:

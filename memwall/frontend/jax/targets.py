@@ -38,7 +38,7 @@ def program_of(model: Any, inputs: Any, **said: Any) -> JaxProgram:
     except (Exception, SystemExit) as error:
         raise blame(error, f"making the weights of {name}") from error
     if not callable(function):
-        raise UsageError(f"{name} is of type {type(model).__name__}, not a function of arrays or a module")
+        raise UsageError(f"the model of {name} is of type {type(model).__name__}, not a function of arrays or a module")
     own = () if weights is None else (weights,) if held is None else (weights, held)
     parameters = 1 if own or (len(arguments) > 1 and _is_tree(arguments[0])) else 0
     return JaxProgram(

@@ -273,6 +273,8 @@ def _jax_program(source: Source, model: Any, takers: dict[str, set[str]]) -> Pro
             inputs = call()
         except (Exception, SystemExit) as error:
             raise blame(error, f"calling {maker_name(function)} of {source.shown}") from error
+        if inputs is None:
+            raise UsageError(f"{maker_name(function)} of {source.shown} returned None, not the arguments of the model")
     _refuse_untaken(source, takers)
     own = source.get("loss")  # a file may call its function so
     loss = None if own is not None and own in (model, getattr(model, "__wrapped__", None)) else source.optional("loss")

@@ -8,10 +8,12 @@ import pytest
 
 import memwall
 from memwall.core.errors import UsageError
+from memwall.frontend.program import TraceOptions
 
 jax = pytest.importorskip("jax", reason="needs jax: traces its programs")
 jnp = pytest.importorskip("jax.numpy")
 lax = jax.lax
+from memwall.frontend.jax.targets import program_of  # noqa: E402  (imports jax)
 
 
 def shape(*sizes, dtype="float32"):
@@ -276,6 +278,26 @@ def test_what_is_no_jax_function_is_refused_in_one_line(tmp_path, text, message)
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("jax.ShapeDtypeStruct((4, -3), jnp.float32)", r"has the shape \(4, -3\); sizes are whole and not negative"),
+        ("jax.ShapeDtypeStruct((4, float('nan')), jnp.float32)", r"has the shape \(4, nan\)"),
+        ("None", r"inputs\(\) of .* returned None"),
+    ],
+)
+def test_what_is_no_input_is_refused_in_one_line(tmp_path, given, message):
+    text = f"def model():\n    return lambda x: x + 1\ndef inputs():\n    return {given}\n"
+    with pytest.raises(UsageError, match=message):
+        memwall.profile(_file(tmp_path, text), gpu="h100-sxm")
+
+
+def test_a_whole_training_step_has_no_training_of_its_own():
+    step = lambda weights, x: ({"w": weights["w"] - x.mean()}, x.sum())  # noqa: E731
+    with pytest.raises(UsageError, match=r"returns new weights.*without --mode training"):
+        memwall.profile(step, ({"w": shape(8)}, shape(4)), gpu="h100-sxm", mode="training")
+
+
 def test_a_file_without_inputs_is_told_how_to_make_them(tmp_path):
     with pytest.raises(UsageError, match=r"ShapeDtypeStruct.*or give --input"):
         memwall.profile(_file(tmp_path, "def model():\n    return jnp.tanh\n"), gpu="h100-sxm")
@@ -333,6 +355,39 @@ def test_messages_of_a_shard_map_are_those_of_its_first_device():
     ]  # fmt: skip
     assert made.model_flops == 2 * 16 * 16 * 16
     assert cost_of(made, "all_reduce").link_bytes == 16 * 16 * 4  # half of it to the other one, both ways
+
+
+def _meshed(way):
+    """A product over eight devices, its mesh named by an argument, inside, or by a shard_map."""
+    from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+    mesh = AbstractMesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    rows = NamedSharding(mesh, PartitionSpec("x", None))
+    laid = jax.ShapeDtypeStruct((64, 32), "float32", sharding=rows)
+    whole = jax.shard_map(lambda x: x * 2, mesh=mesh, in_specs=rows.spec, out_specs=rows.spec)
+    ways = {
+        "argument": (lambda x: x * 2, laid),
+        "inside": (lambda x: lax.with_sharding_constraint(x * 2, rows), shape(64, 32)),
+        "shard_map": (whole, shape(64, 32)),
+        "jitted": (jax.jit(lambda x: whole(x)), shape(64, 32)),
+    }
+    return ways[way]
+
+
+@pytest.mark.parametrize("way", ["argument", "inside", "shard_map", "jitted"])
+def test_a_program_is_exported_for_all_devices_of_the_mesh_that_it_names(way):
+    function, argument = _meshed(way)
+    program = program_of(function, (argument,), name="f", target="", loss=None, optimizer=None)
+    exported = jax.export.deserialize(bytearray(program.exported(TraceOptions(), "tpu")))
+    assert exported.nr_devices == 8
+    (laid,) = exported.in_shardings_jax(None)
+    assert laid.shard_shape((64, 32)) == ((64, 32) if way == "inside" else (8, 32))
+
+
+def test_a_program_of_many_devices_that_is_traced_whole_says_so():
+    function, argument = _meshed("argument")
+    made = memwall.profile(function, (argument,), gpu="h100-sxm")
+    assert made.traced.notes == ("the program is for 8 devices: arrays that a compiler would divide are whole here",)
 
 
 def test_a_program_of_many_devices_needs_to_be_told_how_many(tmp_path):
