@@ -5,6 +5,8 @@ Python or from an autograd node. Calls that launch nothing have no place in a gr
 evenly over its ops. Under a fused policy each phase is a call of compiled code, which does nothing but launch its
 kernels, and what no compiled graph holds is issued as eager does; ``ideal`` is a call and its launches, the least that
 any kernel asks for. A loop over the groups of a grouped matmul calls the dispatcher for each, within compiled code too.
+A graph of JAX's primitives has calls, allocations and launches alone: scopes are names, gradients are part of the
+program, and what is compiled is called once.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ LAUNCHES = ("eager", "call", "graph", "replay", "alone")
 _VIEWS_OF_LOOP = 3
 #: calls that launch nothing and make no view: they allocate
 _ALLOCATING = ("aten.empty", "aten.new_empty")
+
+#: how the names of ops begin that are primitives of JAX
+_OF_JAX = "lax."
 
 #: a kernel of a plan as the host sees it: its ops and its launches
 Issued = tuple[Sequence[int], int]
@@ -64,10 +69,11 @@ def _compiled(graph: Graph, kernels: Iterable[Issued], outside: Collection[int])
         if op.id in outside or _is_loop(op):
             found.append(host.work(op, launches))
             continue
-        first = bool(launches) and op.phase not in called
-        called.update([op.phase] * first)
-        guarded = first and op.phase == "forward" and bool(graph.parameters)
-        node = first and graph.takes_gradients  # autograd sees a phase of compiled code as one op
+        phase = op.phase if host.of_torch else ""
+        first = bool(launches) and phase not in called
+        called.update([phase] * first)
+        guarded = first and phase == "forward" and bool(graph.parameters)
+        node = first and host.of_torch and graph.takes_gradients  # autograd sees a phase of compiled code as one op
         found.append(
             HostWork(
                 node=node,
@@ -93,6 +99,7 @@ class _Eager:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.of_torch = not any(op.name.startswith(_OF_JAX) for op in graph.ops[:1])
         allocating = sum(n for name, n in graph.free_calls.items() if name.startswith(_ALLOCATING))
         ops = max(len(graph.ops), 1)
         self.views, self.allocations = (sum(graph.free_calls.values()) - allocating) / ops, allocating / ops
@@ -124,11 +131,11 @@ class _Eager:
     def begins(self, op: Op) -> bool:
         """Whether backward begins with an op; to be called in the order of the ops."""
         before, self.phase = self.phase, op.phase
-        return op.phase == "backward" != before
+        return self.of_torch and op.phase == "backward" != before
 
     def _modules(self, op: Op) -> int:
         """Modules called since the op before it; the backward pass and the optimizer call none."""
-        if op.phase != "forward":
+        if op.phase != "forward" or not self.of_torch:
             return 0
         before, self.module = self.module, op.module.split(".") if op.module else []
         shared = 0
@@ -138,6 +145,8 @@ class _Eager:
 
     def _nodes(self, op: Op) -> bool:
         """Whether autograd makes a node for a forward op, or runs one in backward."""
+        if not self.of_torch:
+            return False
         storages = self.graph.values
         if op.phase == "forward" and not self.differentiated.isdisjoint(storages[i].storage for i in op.inputs):
             self.differentiated.update(storages[i].storage for i in op.outputs)

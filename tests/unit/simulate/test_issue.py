@@ -52,6 +52,15 @@ def test_each_call_of_backward_is_counted_at_its_first_kernel(policy):
     assert [each.backward for each in work_of(microbatches, policy, KERNELS)] == [1, 0, 1]
 
 
+@pytest.mark.parametrize("policy", ["eager", "memwall"])
+def test_a_program_of_jax_has_no_modules_no_autograd_and_is_called_once(policy):
+    graph = net(gradients=True, phases=("forward", "backward", "optimizer"))
+    graph = replace(graph, ops=tuple(replace(op, name="lax.x") for op in graph.ops))
+    work = work_of(graph, policy, KERNELS)
+    assert {(each.module, each.node, each.backward, each.compiled_parameters) for each in work} == {(0, 0, 0, 0)}
+    assert sum(each.compiled_call for each in work) == (policy == "memwall")
+
+
 def test_libraries_are_set_up():
     work = work_of(net(classes=("convolution", "contraction", "elementwise")), "eager", KERNELS)
     assert [(each.cudnn, each.cublas) for each in work] == [(1, 0), (0, 1), (0, 0)]
