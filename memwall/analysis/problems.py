@@ -21,8 +21,12 @@ from memwall.ops.registry import is_recurrent
 _COPIES = (
     "aten._to_copy", "aten.copy_", "aten.clone", "aten._foreach_copy_", "aten.split_with_sizes_copy",
     "c10d._allgather_base_",
+    "lax.transpose", "lax.reshape", "lax.convert_element_type", "lax.dynamic_slice", "lax.copy",
 )  # fmt: skip
-_SUMS = ("aten.add", "aten.add_", "aten.div", "aten._chunk_cat", "c10d._reduce_scatter_base_")
+_SUMS = (
+    "aten.add", "aten.add_", "aten.div", "aten._chunk_cat", "c10d._reduce_scatter_base_",
+    "lax.add_any", "lax.dynamic_update_slice",
+)  # fmt: skip
 #: a call that writes more tensors than these has them counted
 _MANY = 8
 _CONVOLVED = {"input": "dX", "weight": "dW"}

@@ -120,3 +120,16 @@ def test_the_weights_of_a_fully_sharded_layer_are_gathered_and_its_gradients_sca
     rows = kernel_rows(profile, profile.simulations[0])
     products = {row.problem for row in rows if row.op_class == "contraction" and row.phase == "backward"}
     assert products == {"dW 256x64x8", "dW 64x256x8", "dX 8x256x64"}
+
+
+def test_gradients_of_a_jax_program_are_told_apart_though_they_are_transposed_and_stacked():
+    jax = pytest.importorskip("jax", reason="needs jax: traces its program")
+
+    def loss(weights, x):  # two layers of 16 x 16 over 64 rows
+        return jax.lax.scan(lambda x, w: (x @ w, None), x, weights["w"])[0].sum()
+
+    given = {"w": jax.ShapeDtypeStruct((2, 16, 16), "float32")}, jax.ShapeDtypeStruct((64, 16), "float32")
+    profile = memwall.profile(loss, given, gpu="h100-sxm", mode="training", optimizer="none")
+    rows = kernel_rows(profile, profile.simulations[0])
+    products = {row.problem for row in rows if row.op_class == "contraction" and row.phase == "backward"}
+    assert products == {"dX 64x16x16", "dW 16x16x64"}
