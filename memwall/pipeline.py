@@ -181,6 +181,8 @@ def _simulated(traced: Profile, gpus: Sequence[Gpu], policies: Sequence[str], cu
     another program, or the other way round."""
     applying_policies(policies, not traced.of_torch, traced.workload.name)
     launch = "graph" if cuda_graph else "eager"
+    if cuda_graph and all(policy in COMPILING or gpu.tpu for policy in policies for gpu in gpus):
+        raise UsageError("--cuda-graph changes nothing here: policy xla runs one program, and a TPU waits for no host")
     for policy in COMPILING.intersection(policies):
         for gpu in gpus:
             if (policy, gpu.name) not in traced.own_plans:

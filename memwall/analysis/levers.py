@@ -146,8 +146,10 @@ def _ways(profile: Profile, schedule: Schedule) -> Iterator[MadeLever]:
 def _numbers(profile: Profile, schedule: Schedule) -> Iterator[MadeLever]:
     """One number of the GPU or the host, or the dtype of the products, changed as ``--what-if`` does."""
     gpu = schedule.gpu
-    is_hosted = schedule.launch == "eager" and gpu.cpu is None
-    known = numbers_of(gpu, is_hosted, any(cost.link_bytes for cost in profile.costs[schedule.graph]))
+    is_issued = schedule.launch == "eager" or any(kernel.issue_s for kernel in schedule.kernels)
+    known = numbers_of(
+        gpu, is_issued and gpu.cpu is None, any(cost.link_bytes for cost in profile.costs[schedule.graph])
+    )
     dtypes = [Number(f"matmuls in {dtype}", f"dtype={dtype}", "") for dtype in _dtypes(profile, schedule)]
     for number in (*known, *dtypes):
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memwall.analysis.communication import message_rows
-from memwall.analysis.levers import HOST, NOTABLE, REPLAYED, Lever, as_would, bound_by, levers
+from memwall.analysis.levers import HOST, NOTABLE, Lever, as_would, bound_by, levers
 from memwall.analysis.pipes import main_pipe, mfu_base
 from memwall.analysis.table import share, sums
 from memwall.core.units import bandwidth, counted, duration, flops, percent, size
@@ -56,11 +56,11 @@ def _hosted(binding: Lever | None, found: Sequence[Lever], schedule: Schedule) -
     if binding is None or binding.wall != HOST:
         return ""
     others_s = max((lever.saved_s for lever in found if lever.wall not in ("", HOST)), default=0.0)
-    (held_s,) = (lever.saved_s for lever in found if lever.options == REPLAYED)
+    held_s = sum(kernel.wait_s for kernel in schedule.kernels)
     return (
         f"Host-bound: {duration(held_s)} of the {duration(schedule.totals.time_s)} are waits for the CPU, which issues"
         f" the kernels. Twice its speed would save {saving(binding.saved_s)}, a change of the GPU"
-        f" {saving(others_s) or 'nothing'} at most."
+        f" {f'{saving(others_s)} at most' if saving(others_s) else 'nothing'}."
     )
 
 

@@ -15,11 +15,11 @@ from memwall.report.document import Block, Section, Sentence
 from memwall.simulate.schedule import Schedule
 
 _NOTE = (
-    "message: as nccl-tests define its size; time: of one; exposed: seconds of all in which the GPU computes nothing,"
-    " and seconds that kernels next to them take longer, the only seconds that are part of the step; taken: NCCL's"
-    " algorithm and protocol"
+    "message: as nccl-tests define its size; time: of one; exposed: seconds of all in which the device computes"
+    " nothing, and seconds that kernels next to them take longer, the only seconds that are part of the step"
 )
-_NO_CLUSTER = "without --cluster a collective takes as long as its bytes on the GPU's own link"
+_TAKEN = "taken: NCCL's algorithm and protocol"
+_NO_CLUSTER = "without --cluster a collective takes as long as its bytes on the device's own link"
 _RANKS_NOTE = (
     "time: of the rank's own work, none of it waiting for others; exposed: of its collectives; waits: for other stages;"
     " state: parameters, gradients and optimizer state; in flight: micro-batches whose activations it holds"
@@ -41,8 +41,13 @@ def communication_blocks(profile: Profile, schedule: Schedule) -> list[Block]:
         col.text("exposed", [duration(row.exposed_s) for row in rows]),
         col.text("taken", [row.taken for row in rows]),
     ]
-    note = _NOTE if schedule.gpu.cluster else f"{_NOTE}; {_NO_CLUSTER}"
-    return [col.table("Collectives", columns, note), Sentence(communication_text(schedule, rows))]
+    is_taken = any(row.taken for row in rows)
+    notes = (_NOTE, _TAKEN if is_taken else "", "" if schedule.gpu.cluster else _NO_CLUSTER)
+    shown = columns if is_taken else columns[:-1]
+    return [
+        col.table("Collectives", shown, "; ".join(filter(None, notes))),
+        Sentence(communication_text(schedule, rows)),
+    ]
 
 
 def rank_section(traced: Mapping[int, Profile], step: PipelineStep | None) -> Section:
@@ -104,8 +109,9 @@ def communication_text(schedule: Schedule, rows: list[MessageRow]) -> str:
             sent[link] = sent.get(link, 0.0) + row.count * nbytes
     leaving = ", ".join(f"{size(nbytes)} on {link}" for link, nbytes in sent.items())
     share = percent(exposed_s / schedule.totals.time_s if schedule.totals.time_s else 0.0)
+    count = sum(row.count for row in rows)
     return (
-        f"{counted(sum(row.count for row in rows), 'collective')} take {duration(whole_s)}, of which"
+        f"{counted(count, 'collective')} {'takes' if count == 1 else 'take'} {duration(whole_s)}, of which"
         f" {duration(exposed_s)} ({share} of the step) are exposed"
         f"{f'; bytes that leave this GPU: {leaving}' if leaving else ''}."
     )

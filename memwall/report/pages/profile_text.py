@@ -146,15 +146,18 @@ def _step_bound_text(profile: Profile, schedule: Schedule) -> str:
 
 def host_text(schedules: Sequence[Schedule]) -> str:
     """``bare-metal: 9.80 us of CPU time to issue an op, 0.5 to 2.75 times as long in the 80 % range``, with each other
-    policy's time to issue a kernel, a range where GPUs differ; empty where no host issues kernels."""
+    policy's time to issue a kernel, or a whole step that it starts at once, a range where GPUs differ; empty where no
+    host issues kernels."""
     said: dict[Host, dict[str, list[float]]] = {}
     for schedule in schedules:
         launched = sum(1 for kernel in schedule.kernels if kernel.launches)
         issued_s = sum(kernel.issue_s for kernel in schedule.kernels)
         if not issued_s or schedule.gpu.cpu is not None:
             continue
-        what = "an op" if schedule.policy == "eager" else f"a kernel of {schedule.policy}"
-        said.setdefault(schedule.gpu.host, {}).setdefault(what, []).append(issued_s / launched)
+        at_once = schedule.launch == "graph"
+        compiled = f"the whole step of {schedule.policy}" if at_once else f"a kernel of {schedule.policy}"
+        what = "an op" if schedule.policy == "eager" else compiled
+        said.setdefault(schedule.gpu.host, {}).setdefault(what, []).append(issued_s / (1 if at_once else launched))
     texts = []
     for host, times_s in said.items():
         spread = f", {host.low:g} to {host.high:g} times as long in the 80 % range" if host.varies else ""
@@ -235,11 +238,13 @@ def inputs_text(workload: WorkloadInfo) -> str:
 
 
 def _launched(schedule: Schedule) -> str:
-    """How the kernels of a schedule wait for nobody."""
+    """How the kernels of a schedule wait for nobody, or for the call that starts them all."""
     if schedule.launch != "graph":
         return ""
     what = "a CUDA graph" if schedule.policy not in COMPILING else "one program, captured by the compiler's runtime"
-    return f"as {what}: no kernel waits for the CPU"
+    started_s = sum(kernel.issue_s for kernel in schedule.kernels)
+    how = f"the CPU starts it in {duration(started_s)}, and no other kernel waits" if started_s else "no kernel waits"
+    return f"as {what}: {how} for the CPU"
 
 
 def _graphs_fact(profile: Profile) -> str:

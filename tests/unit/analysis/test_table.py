@@ -203,7 +203,7 @@ def test_cuda_graphs_save_the_wait_for_the_cpu(profile):
     assert told.bound_by == "host"
     assert told.text.startswith(
         "Host-bound: 412.52 us of the 600.00 us are waits for the CPU, which issues the kernels. Twice its speed"
-        " would save 300.00 us, a change of the GPU nothing at most."
+        " would save 300.00 us, a change of the GPU nothing."
     )
 
 
