@@ -264,7 +264,10 @@ class Profile:
 
     def _own_plan(self, policy: str, gpu: Gpu) -> tuple[int, Plan]:
         if (policy, gpu.name) not in self.own_plans:
-            raise UsageError(f"policy {policy} compiles a program, and this profile has none for {gpu.name}")
+            raise UsageError(
+                f"policy {policy} compiles a program, and this profile has none for {gpu.name}: name the program, or"
+                " take another --policy"
+            )
         return self.own_plans[policy, gpu.name]
 
     def with_plan(self, gpu: Gpu, graph: Graph, costs: Sequence[Cost], plan: Plan) -> Profile:

@@ -155,6 +155,8 @@ def _changes(base: Profile, other: Profile, name: str) -> list[ProfileChange]:
     kernels = [_by_name(profile, schedule) for profile, schedule in sides]
     rows = []
     for kind, (old, new) in (("class", classes), ("kernel", kernels)):
+        if not any(key in old for key in new):  # of another framework, whose names are others
+            continue
         found = []
         for key, *both in join(old, new):
             a, b = ((row.time_s, row.flops, row.bytes) if row else (0.0, 0, 0) for row in both)

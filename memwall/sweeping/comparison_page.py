@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,9 @@ from memwall.sweeping.comparison_figure import comparison_chart, times_chart
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+#: the pipes on which float32 products run without and with TF32
+_LANES, _TF32 = "vector.float32", "tensor.tf32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ def _gpu_sections(comparison: Comparison) -> list[Section]:
 def _profile_sections(comparison: Comparison) -> list[Section]:
     entries = comparison.entries
     sections = [
-        Section("", (_speed_table(comparison), *_emulated(entries), _work_table(entries))),
+        Section("", (_speed_table(comparison), *_float32(entries), *_emulated(entries), _work_table(entries))),
         Section("Walls and memory", (_wall_table(entries), *_lever_table(entries), *_calibration_table(entries))),
     ]
     sections += _cost_sections(entries)
@@ -109,6 +112,22 @@ _SECTIONS: dict[str, Callable[[Comparison], list[Section]]] = {
 def _emulated(entries: Sequence[Entry]) -> list[Sentence]:
     """What the GPUs have no tensor cores for, each said once."""
     return [Sentence(text, strong=True) for text in dict.fromkeys(text for e in entries for text in e.emulated)]
+
+
+def _float32(entries: Sequence[Entry]) -> Iterator[Sentence]:
+    """Where one workload multiplies float32 on vector lanes and another in TF32, which frameworks choose by default."""
+    for gpu in dict.fromkeys(entry.gpu for entry in entries):
+        found: dict[str, dict[str, None]] = {}
+        for entry in entries:
+            if entry.gpu == gpu and entry.mfu_peaks:
+                found.setdefault(next(iter(entry.mfu_peaks)), {})[clean(entry.workload)] = None
+        if _LANES in found and _TF32 in found:
+            yield Sentence(
+                f"On {gpu} float32 matmuls run on vector lanes in {few([*found[_LANES]])} and in TF32 in"
+                f" {few([*found[_TF32]])}: PyTorch takes TF32 after torch.set_float32_matmul_precision('high'), JAX"
+                " unless jax_default_matmul_precision is 'highest'.",
+                strong=True,
+            )
 
 
 def _summary(entries: Sequence[Entry]) -> str:

@@ -43,6 +43,13 @@ def test_each_target_runs_under_the_policies_that_it_can(run, files):
     ]  # fmt: skip
 
 
+def test_of_two_frameworks_the_pipes_of_float32_are_told_and_kernels_of_other_names_are_not(run, files):
+    done = run("compare", *files, "--gpu", "h100")
+    assert "float32 matmuls run on vector lanes in one and in TF32 in other" in " ".join(done.out.split())
+    made = json.loads(run("compare", *files, "--gpu", "h100", "--json").out)
+    assert {change["kind"] for change in made["changes"]} == {"class"}
+
+
 def test_no_policy_that_a_target_can_run_under_is_a_usage_error(run, files):
     found = run("compare", *reversed(files), "--gpu", "h100", "--policy", "server")
     assert found.code == 2

@@ -15,6 +15,12 @@ def test_a_dump_is_profiled_by_its_own_kernels(run, folder):
     assert "optimized program: policy xla has its kernels" in " ".join(done.out.split())
 
 
+def test_a_record_of_it_next_to_another_policy_is_shown_again(run, folder):
+    made = run("profile", DUMP, "--gpu", "h100-sxm", "--policy", "memwall", "xla", "-o", "mlp.json")
+    again = run("report", "mlp.json")
+    assert (again.code, again.out) == (0, made.out)
+
+
 def test_a_record_of_it_cannot_be_compiled_for_another_gpu(run, folder):
     assert run("profile", DUMP, "--gpu", "h100-sxm", "--policy", "xla", "-o", "mlp.json").code == 0
     done = run("profile", "mlp.json", "--gpu", "a100-80gb-sxm", "--policy", "xla")
