@@ -292,7 +292,10 @@ class Trace:
             return
         traced = self._live.traced()
         if traced is None:
-            self._state = "empty: no PyTorch op ran inside it, or only on tensors without elements"
+            self._state = (
+                "empty: no PyTorch op ran inside it, or only on tensors without elements; a JAX function is traced by"
+                " memwall.profile(function, arguments)"
+            )
             return
         made = profile_of(traced)
         self._record = replace(made, workload=replace(made.workload, name=self._name)) if self._name else made

@@ -170,7 +170,8 @@ def joined(gpus: Sequence[Gpu], cluster: str | Path | Cluster | None, world: int
     """GPUs joined as a cluster says; for a ``world`` of several ranks, without one, as memwall knows them joined.
 
     Raises:
-        UsageError: the cluster does not join so many ranks, or they do not fill its nodes.
+        UsageError: the cluster does not join so many ranks, or they do not fill its nodes; TPUs are joined as GPUs are,
+            or GPUs as TPUs are.
     """
     if cluster is None and world is None:
         return list(gpus)
@@ -178,6 +179,8 @@ def joined(gpus: Sequence[Gpu], cluster: str | Path | Cluster | None, world: int
     for gpu in gpus:
         links = cluster_of(gpu) if cluster is None else load_cluster(cluster)
         _check_filled(links, world or 1)
+        if bool(hardware_of(links).tpu) != bool(gpu.tpu):
+            raise UsageError(f"{links.name} joins {links.gpu}, whose links are of another kind than {gpu.name} has")
         found.append(replace(gpu, cluster=replace(links, sources={}, taken_from={})))
     return found
 

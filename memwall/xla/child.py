@@ -43,7 +43,10 @@ def compiled(artifact: bytes, target: XlaTarget) -> Mapping[str, Any]:
     except Exception as error:
         raise UsageError(f"not a program that jax.export serialized, or of another version: {_line(error)}") from error
     if target.platform not in exported.platforms:
-        raise UsageError(f"the program was exported for {', '.join(exported.platforms)}, not for {target.platform}")
+        raise UsageError(
+            f"the program was exported for {', '.join(exported.platforms)}, not for {target.platform}: export it by"
+            f" jax.export.export(function, platforms=('{target.platform}',)), or name the program itself"
+        )
     try:
         arguments = _arguments(exported, _devices(target, exported.nr_devices))
         call = jax.jit(

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.unit.places import ROOT
 
 DUMP = ROOT / "tests" / "data" / "hlo" / "mlp_h100-sxm.hlo"
@@ -25,6 +27,19 @@ def test_a_record_of_it_cannot_be_compiled_for_another_gpu(run, folder):
     assert run("profile", DUMP, "--gpu", "h100-sxm", "--policy", "xla", "-o", "mlp.json").code == 0
     done = run("profile", "mlp.json", "--gpu", "a100-80gb-sxm", "--policy", "xla")
     assert "policy xla compiles the program itself, and the record of mlp_h100-sxm has none" in done.error
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "gpu", "made"),
+    [
+        ("mlp_tpu-v5e.hlo", "mlp.hlo", "h100-sxm", "a TPU"),
+        ("mlp_h100-sxm.hlo", "mlp.hlo", "tpu-v5e", "a GPU"),
+        ("mlp_h100-sxm.hlo", "module_0001.jit_f.cpu_after_optimizations.txt", "h100-sxm", "a CPU"),
+    ],
+)
+def test_what_was_optimized_for_another_kind_of_device_is_refused(run, folder, source, name, gpu, made):
+    Path(name).write_text((DUMP.parent / source).read_text(encoding="utf-8"), encoding="utf-8")
+    assert f"{name} was optimized for {made}, and" in run("profile", name, "--gpu", gpu, "--policy", "xla").error
 
 
 def test_what_is_cut_off_is_one_line(run, folder):

@@ -14,6 +14,8 @@ from memwall.frontend.hlo.module import HloModule
 from memwall.frontend.hlo.parsing import parse
 from memwall.frontend.program import Program, TraceOptions, TraceResult, described, refuse_options
 
+#: in the name of a dump of what XLA has optimized for a CPU; its text does not say so
+_OF_CPU = ".cpu_after_optimizations."
 _OPTIMIZED = (
     "The file is an optimized program: policy xla has its kernels, and others take its fusions apart into their ops."
 )
@@ -53,6 +55,13 @@ class HloProgram(Program):
             raise UsageError(
                 f"{self.target} is HLO before optimization: policy xla reads kernels of what XLA has optimized"
                 " (...after_optimizations.txt of a dump); --policy memwall plans this one"
+            )
+        made = "a CPU" if _OF_CPU in self.path.name else "a TPU" if self.module.is_of_tpu else "a GPU"
+        asked = "a TPU" if platform == "tpu" else "a GPU"
+        if made != asked:
+            raise UsageError(
+                f"{self.target} was optimized for {made}, and its kernels are none of {asked}: policy xla reads what"
+                " XLA has optimized for that kind of device, or compiles the JAX program itself"
             )
         return self._text.encode()
 

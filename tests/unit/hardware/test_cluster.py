@@ -10,6 +10,7 @@ from memwall.hardware.cluster import (
     cluster_names,
     cluster_of,
     hardware_of,
+    joined,
     load_cluster,
     stated_clusters,
 )  # fmt: skip
@@ -68,6 +69,12 @@ def test_the_rate_of_nvlink_is_half_of_the_gpus():
         first = next(iter(made.link.values()))
         if KINDS[first.kind][0] == "nvlink" and not name.endswith("pairs"):
             assert first.bytes_per_s == hardware_of(made).link_bytes_per_s / 2
+
+
+@pytest.mark.parametrize(("gpu", "cluster"), [("h100-sxm", "tpu-v5e-4x4"), ("tpu-v5e", "dgx-h100")])
+def test_tpus_are_not_joined_as_gpus_are(gpu, cluster):
+    with pytest.raises(UsageError, match="whose links are of another kind"):
+        joined([load_gpu(gpu)], cluster)
 
 
 def test_a_job_fills_nodes_of_equal_size():
