@@ -47,11 +47,9 @@ def laid(leaves: Sequence[Any], closed: ClosedJaxpr) -> list[Any]:
         return [*leaves]
     mesh, specs = found
     return [
-        jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, specs.get(place, PartitionSpec()))
-        )
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, specs.get(place, PartitionSpec())))
         for place, leaf in enumerate(leaves)
-    ]  # fmt: skip
+    ]
 
 
 def devices_of(leaves: Sequence[Any]) -> int:
