@@ -59,9 +59,9 @@ def graph_of(
     given = [walk.given(one, _first_of(left, one.shape)) for one in module.entry.parameters]
     results = walk.run(module.entry, given)
     values = [value for node in given for value in values_of(node)]
-    held = [value for value in values if walk.graph.storages[walk.graph.values[value].storage].role == "parameter"]
+    held = [value for value in values if walk.storages[walk.values[value].storage].role == "parameter"]
     others = [value for value in values if value not in set(held)]
-    graph = walk.graph.graph(others, held, [*values_of(results)])
+    graph = walk.graph(others, held, [*values_of(results)])
     return HloGraph(graph, tuple(walk.kernels), dict(walk.layouts), tuple(dict.fromkeys(walk.notes)))
 
 
@@ -93,7 +93,7 @@ class HloWalk(Sheet):
                     found[one.name] = self._yielded(computation, one, operands, one.name in written)
             except MALFORMED as error:
                 raise UsageError(
-                    f"{self.module.name}, line {one.line}: {one.opcode} {one.name} is not as XLA writes it"
+                    f"{self.program.name}, line {one.line}: {one.opcode} {one.name} is not as XLA writes it"
                     f" ({' '.join(str(error).split())})"
                 ) from error
         return found[computation.root]
@@ -115,7 +115,7 @@ class HloWalk(Sheet):
         """What an instruction yields within a kernel."""
         self.place(one)
         if one.opcode in ("fusion", "async"):
-            return self.run(self.module.computations[one.called[0]], operands)
+            return self.run(self.program.computations[one.called[0]], operands)
         shapes = [computation.by_name[name].shape for name in one.operands]
         return computed(self, one, operands, shapes, in_place)
 
@@ -127,14 +127,14 @@ class HloWalk(Sheet):
             one = replace(one, opcode=one.opcode.removesuffix("-start"), shape=_done(computation, one).shape)
             if not one.backend_config.get("collective_backend_config", {}).get("is_sync"):
                 stream = COPIES if one.opcode in ("copy", "slice") else MESSAGES
-        is_scheduled = self.module.is_scheduled
+        is_scheduled = self.program.is_scheduled
         with self.kernel(one, stream):
             yielded = self.step(computation, one, operands, is_scheduled)
             if one.opcode == "bitcast":
                 return yielded
             if not is_scheduled:
                 return self._unplanned(one, operands, yielded)
-            root = self.module.computations[one.called[0]] if one.opcode == "fusion" else None
+            root = self.program.computations[one.called[0]] if one.opcode == "fusion" else None
             last = root.by_name[root.root].opcode if root is not None else one.opcode
             return self.settled(yielded, one.shape, f"lax.{REARRANGED.get(last, 'copy')}")
 
@@ -142,7 +142,9 @@ class HloWalk(Sheet):
         """What an instruction yields before optimization; one that rearranges is an op that writes nothing."""
         if isinstance(one.shape, HloArray) and isinstance(yielded, int) and not self.is_made_here(yielded):
             name = f"lax.{REARRANGED.get(one.opcode, one.opcode)}"
-            self.op(name, [node for node in operands[:1] if isinstance(node, int)], (), (), {"view": one.shape.shape})
+            self.op(
+                name, [node for node in operands[:1] if isinstance(node, int)], (), attributes={"view": one.shape.shape}
+            )
         return yielded
 
     def _passed(self, one: HloInstruction, operands: Sequence[Node]) -> Node:
@@ -162,24 +164,24 @@ class HloWalk(Sheet):
         """A loop, written out: as often as the text says, else as its condition says of numbers that can be told; of
         unknown length it runs once, with its condition."""
         state, count = operands[0], one.trip_count
-        body, goes_on = (self.module.computations[_named(one, name)] for name in ("body", "condition"))
+        body, goes_on = (self.program.computations[_named(one, name)] for name in ("body", "condition"))
         if self.each_once:
             self.run(goes_on, [state])
             return self.run(body, [state])
         if count is not None:
             for _ in range(count):
-                self.graph.trip()
+                self.trip()
                 state = self.run(body, [state])
             return state
-        known = evaluated(self.module, goes_on, [self._known(state)])
+        known = evaluated(self.program, goes_on, [self._known(state)])
         if known is None:
             self.notes.append(_UNKNOWN_LOOP.format(one.name))
             self.run(goes_on, [state])
             return self.run(body, [state])
         while known:
-            self.graph.trip()
+            self.trip()
             state = self.run(body, [state])
-            known = evaluated(self.module, goes_on, [self._known(state)])
+            known = evaluated(self.program, goes_on, [self._known(state)])
         return state
 
     def _known(self, node: Node) -> Known:
@@ -189,17 +191,17 @@ class HloWalk(Sheet):
 
     def branch(self, computation: HloComputation, one: HloInstruction, operands: Sequence[Node]) -> Node:
         """The branch of a conditional with most work."""
-        named = [name for name in one.called if name in self.module.computations]
-        work = [work_of(self.module, self.module.computations[name]) for name in named]
+        named = [name for name in one.called if name in self.program.computations]
+        work = [work_of(self.program, self.program.computations[name]) for name in named]
         taken = work.index(max(work))
         if self.each_once:
-            return [self.run(self.module.computations[name], [operands[1 + n]]) for n, name in enumerate(named)][taken]
+            return [self.run(self.program.computations[name], [operands[1 + n]]) for n, name in enumerate(named)][taken]
         self.notes.append(f"A conditional takes the branch with most work: {named[taken]}.")
-        return self.run(self.module.computations[named[taken]], [operands[1 + taken]])
+        return self.run(self.program.computations[named[taken]], [operands[1 + taken]])
 
     def call(self, computation: HloComputation, one: HloInstruction, operands: Sequence[Node]) -> Node:
         """A computation that is called as it is."""
-        return self.run(self.module.computations[one.called[0]], operands)
+        return self.run(self.program.computations[one.called[0]], operands)
 
     def constant(self, computation: HloComputation, one: HloInstruction, operands: Sequence[Node]) -> Node:
         """A scalar, or an array that the program brings along."""

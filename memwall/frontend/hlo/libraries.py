@@ -72,8 +72,8 @@ def _attention(step: HloStep) -> Node:
             continue
         array = step.array(number)
         is_like_query = len(array.shape) == 4 and heads == 2 and (number < 3 or array.shape == step.array(0).shape)
-        view = transposed(step.to.graph.spec(node), (0, 2, 1, 3)) if is_like_query else None
-        values.append(step.to.graph.view(node, *view) if view else node)
+        view = transposed(step.to.spec(node), (0, 2, 1, 3)) if is_like_query else None
+        values.append(step.to.view(node, *view) if view else node)
         known = _GRADIENT if is_backward else _GRADIENT[:3]
         is_out = is_backward and array.shape == step.array(0).shape
         names.append(known[number] if number < len(known) else "out" if is_out else "attn_bias")
@@ -83,7 +83,7 @@ def _attention(step: HloStep) -> Node:
     if window := int(config.get("sliding_window_length", 0)):
         said["window_size_left"] = window - 1
     name = f"aten._scaled_dot_product_cudnn_attention{'_backward' * is_backward}"
-    step.to.op(name, values, made, names, said)
+    step.to.op(name, values, made, arguments=names, attributes=said)
     unwritten = step.to.new(scratch)
     step.to.left.add(unwritten)
     return (*made, unwritten)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from memwall.core.graph import TensorSpec
@@ -57,6 +58,8 @@ def arrays(shape: HloShape) -> Iterator[HloArray]:
             yield from arrays(each)
 
 
+#: attributes of a module that multiply to the devices that run it
+DEVICES = ("num_partitions", "replica_count")
 #: attributes that name computations
 _CALLED = ("calls", "to_apply", "body", "condition", "branch_computations", "true_computation", "false_computation",
            "called_computations", "select", "scatter", "comparator", "custom_call_computations")  # fmt: skip
@@ -172,18 +175,15 @@ class HloModule:
     @property
     def partitions(self) -> int:
         """Devices among which the program is divided; and its replicas."""
-        counts = (int(self.said.get(name, 1)) for name in ("num_partitions", "replica_count"))
-        found = 1
-        for count in counts:
-            found *= count
-        return found
+        return prod(int(self.said.get(name, 1)) for name in DEVICES)
 
     def source_of(self, instruction: HloInstruction) -> str:
         """The line of the user's code, as ``path:line``; empty where the text does not say."""
         said = instruction.metadata
         if "source_file" in said:
             return f"{said['source_file']}:{said.get('source_line', 0)}"
-        return self.frames.get(int(said.get("stack_frame_id", 0)), "")
+        frame = said.get("stack_frame_id", "")
+        return self.frames.get(int(frame), "") if frame.isdecimal() else ""
 
 
 _SPECIAL = re.compile(r'["{}()\[\],]')

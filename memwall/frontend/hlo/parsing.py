@@ -9,7 +9,16 @@ from graphlib import CycleError, TopologicalSorter
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import ITEMSIZE
-from memwall.frontend.hlo.module import HloArray, HloComputation, HloInstruction, HloModule, HloShape, split, unquoted
+from memwall.frontend.hlo.module import (
+    DEVICES,
+    HloArray,
+    HloComputation,
+    HloInstruction,
+    HloModule,
+    HloShape,
+    split,
+    unquoted,
+)
 
 #: XLA's name of a type → memwall's, where it is another
 DTYPES: Mapping[str, str] = {
@@ -107,7 +116,10 @@ class _Reader:
             if not line.startswith("HloModule"):
                 break
             name, *parts = split(line.removeprefix("HloModule")) or [""]
-            return name, {key.strip(): value for key, _, value in (part.partition("=") for part in parts)}
+            said = {key.strip(): value for key, _, value in (part.partition("=") for part in parts)}
+            if not all(said.get(key, "1").isdecimal() for key in DEVICES):
+                raise self._wrong(f"how many devices run it is no number: {_shown(line)}")
+            return name, said
         raise self._wrong("this is no HLO, which begins with HloModule")
 
     def _table(self) -> dict[int, str]:

@@ -38,7 +38,7 @@ def _elementwise(step: HloStep, name: str) -> Node:
         return HloConstant(_folded(step, name))
     array = step.results[0]
     made = step.to.new(array)
-    step.to.op(f"lax.{name}", step.values(), (made,), ("x", "y", "z"), _said(name, array))
+    step.to.op(f"lax.{name}", step.values(), (made,), arguments=("x", "y", "z"), attributes=_said(name, array))
     if not array.shape and (known := _folded(step, name)) is not None:
         step.to.numbers[made] = known
     return made
@@ -62,7 +62,7 @@ def _viewed(view: Callable[[HloStep, TensorSpec], View | None]) -> Callable[[Hlo
         node = step.operands[0]
         if not isinstance(node, int):
             return node
-        found = view(step, step.to.graph.spec(node))
+        found = view(step, step.to.spec(node))
         return step.to.seen(node, found, step.results[0], f"lax.{REARRANGED[step.one.opcode]}")
 
     return rule
@@ -123,8 +123,8 @@ def _dynamic_update_slice(step: HloStep) -> Node:
     assert isinstance(whole, int)
     shape = step.shapes[1]
     assert isinstance(shape, HloArray)
-    part = step.to.seen(whole, _part(step, step.to.graph.spec(whole), 2, shape.shape), shape, "lax.slice")
-    step.to.op("lax.dynamic_update_slice", (update,), (part,), ("update",))
+    part = step.to.seen(whole, _part(step, step.to.spec(whole), 2, shape.shape), shape, "lax.slice")
+    step.to.op("lax.dynamic_update_slice", (update,), (part,), arguments=("update",))
     step.to.left.add(whole)
     return whole
 
@@ -137,7 +137,7 @@ def _scatter(step: HloStep) -> Node:
     if not _is_of_others(step, whole):
         return step.write(name, step.values([0, 1, 2]), ("operand", "indices", "updates"))
     assert isinstance(whole, int)
-    step.to.op(f"lax.{name}", step.values([1, 2]), (whole,), ("indices", "updates"))
+    step.to.op(f"lax.{name}", step.values([1, 2]), (whole,), arguments=("indices", "updates"))
     step.to.left.add(whole)
     return whole
 
@@ -185,7 +185,7 @@ def _reduce_window(step: HloStep) -> Node:
     )
     pads = [[int(n) for n in pad.split("_")] for pad in said["pad"].split("x")] if "pad" in said else [[0, 0]] * rank
     axis = scanned_axis(window, steps, pads, step.results[0].shape)
-    if axis >= 0 and kind in SCANS and half == 1 and not step.to.module.is_scheduled:  # compilers look for scans here
+    if axis >= 0 and kind in SCANS and half == 1 and not step.to.program.is_scheduled:  # compilers look for scans here
         return step.write(SCANS[kind], step.values([0]), ("operand",), {"axis": axis})
     name = f"reduce_window_{kind}" if kind in ("sum", "max", "min") and half == 1 else "reduce_window"
     return step.write(name, step.values(range(half)), ("operand",) * half, {"window_dimensions": window})
@@ -210,14 +210,14 @@ def _dot(step: HloStep) -> Node:
 
 def _convolution(step: HloStep) -> Node:
     window = Window.of(step.one, [step.array(0), step.array(1), step.results[0]])
-    is_dot = step.to.module.is_of_tpu or not window.axes
+    is_dot = step.to.program.is_of_tpu or not window.axes
     numbers = window.as_dot() if is_dot else None
     if numbers is not None:
         left, right = step.values([0, 1])
         starts, limits = zip(*window.part(step.array(0)), strict=True)
-        met = sliced(step.to.graph.spec(left), starts, limits)
-        if met.shape != step.to.graph.spec(left).shape:
-            left = step.to.graph.view(left, *met)
+        met = sliced(step.to.spec(left), starts, limits)
+        if met.shape != step.to.spec(left).shape:
+            left = step.to.view(left, *met)
         return step.write("dot_general", [left, right], ("lhs", "rhs"), numbers)
     return step.write("conv_general_dilated", step.values([0, 1]), ("lhs", "rhs"), window.attributes())
 
@@ -247,10 +247,10 @@ MESSAGES = {
 
 def _message(step: HloStep) -> Node:
     name = step.one.opcode.replace("-", "_")
-    groups = replica_groups(step.one, step.to.module.partitions)
+    groups = replica_groups(step.one, step.to.program.partitions)
     attributes = {"ranks": len(groups), "group": ranks_text(groups)}
     made = [step.to.new(array) for array in step.results]
-    step.to.op(MESSAGES[name], step.values(), made, ("input",) * 64, attributes)
+    step.to.op(MESSAGES[name], step.values(), made, arguments=("input",) * 64, attributes=attributes)
     return made[0] if len(made) == 1 else tuple(made)
 
 

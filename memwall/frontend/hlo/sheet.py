@@ -68,12 +68,12 @@ def values_of(node: Node) -> Iterator[int]:
             yield from values_of(each)
 
 
-class Sheet:
+class Sheet(GraphWriter):
     """A graph as it is written, kernel by kernel: values with layouts, constants, streams that wait for each other."""
 
     def __init__(self, module: HloModule, max_ops: int) -> None:
-        self.module = module
-        self.graph = GraphWriter(max_ops)
+        super().__init__(max_ops)
+        self.program = module
         self.kernels: list[HloKernel] = []
         self.layouts: dict[int, HloArray] = {}
         self.notes: list[str] = []
@@ -100,15 +100,15 @@ class Sheet:
     @contextmanager
     def kernel(self, one: HloInstruction, stream: int = 0) -> Iterator[None]:
         """What is written within is launched by one instruction."""
-        began, self._begin, self._stream = len(self.graph.ops), len(self.graph.ops), stream
+        began, self._begin, self._stream = len(self.ops), len(self.ops), stream
         self.left.clear()
         yield
         self._begin, self._stream = None, 0
-        if len(self.graph.ops) > began:
+        if len(self.ops) > began:
             kind = one.attributes.get("kind", f"k{one.opcode}")[1:].lower()
             kind = one.attributes.get("custom_call_target", kind).strip('"')
             cycles = one.backend_config.get("window_config", {}).get("estimated_cycles")
-            ids = tuple(range(began, len(self.graph.ops)))
+            ids = tuple(range(began, len(self.ops)))
             self.kernels.append(HloKernel(one.name, kind, ids, int(cycles) if cycles else None))
 
     @property
@@ -118,7 +118,7 @@ class Sheet:
 
     def is_made_here(self, value: int) -> bool:
         """Whether the kernel that is being written made a value."""
-        writer = self._writer.get(self.graph.values[value].storage, -1)
+        writer = self._writer.get(self.values[value].storage, -1)
         return self._begin is not None and writer >= self._begin
 
     def place(self, one: HloInstruction) -> None:
@@ -126,17 +126,17 @@ class Sheet:
         where the last was."""
         name = one.metadata.get("op_name", "")
         if name:
-            self.graph.module, self.graph.phase, self.graph.again = module_of(name), phase_of(name), is_again(name)
-            self.graph.again = self.graph.again and self.graph.phase == "backward"
-            source = self.module.source_of(one)
-            self.graph.source = source if not source.startswith("<") else ""
+            self.module, self.phase, self.again = module_of(name), phase_of(name), is_again(name)
+            self.again = self.again and self.phase == "backward"
+            source = self.program.source_of(one)
+            self.source = source if not source.startswith("<") else ""
 
     def new(self, array: HloArray, role: str = "activation", name: str = "") -> int:
         """A value that fills a new storage, in the array's layout."""
         physical = tuple(array.shape[axis] for axis in reversed(array.minor_to_major))
-        made = self.graph.array(physical, array.dtype, role, name)
-        if physical != array.shape or array.strides != self.graph.spec(made).strides:
-            made = self.graph.view(made, array.shape, array.strides)
+        made = self.array(physical, array.dtype, role, name)
+        if physical != array.shape or array.strides != self.spec(made).strides:
+            made = self.view(made, array.shape, array.strides)
         return made
 
     def value(self, node: Node, array: HloArray) -> int:
@@ -154,25 +154,28 @@ class Sheet:
         name: str,
         inputs: Sequence[int],
         outputs: Sequence[int],
+        *,
         arguments: Sequence[str] = (),
         attributes: Mapping[str, Any] | None = None,
-    ) -> None:
+        **said: Any,
+    ) -> int:
         """A call, on the stream of the kernel; it waits for what other streams make of what it reads."""
-        of_storage = [self._writer.get(self.graph.values[i].storage, -1) for i in inputs]
-        waits = {i for i in of_storage if i >= 0 and self.graph.ops[i].stream != self._stream}
+        of_storage = [self._writer.get(self.values[i].storage, -1) for i in inputs]
+        waits = {i for i in of_storage if i >= 0 and self.ops[i].stream != self._stream}
         names = (*arguments, *("operand",) * len(inputs))[: len(inputs)]
-        said: dict[str, Any] = {"stream": self._stream, "waits": tuple(sorted(waits))}
-        made = self.graph.op(name, inputs, outputs, arguments=names, attributes=attributes, **said)
+        said |= {"stream": self._stream, "waits": tuple(sorted(waits))}
+        made = super().op(name, inputs, outputs, arguments=names, attributes=attributes, **said)
         for i in outputs:
-            self._writer[self.graph.values[i].storage] = made
+            self._writer[self.values[i].storage] = made
+        return made
 
     def seen(self, value: int, view: View | None, array: HloArray, name: str) -> int:
         """Another view of a value; where strides cannot say it, a copy."""
-        if view is None or self.graph.spec(value).itemsize != _itemsize(array):
+        if view is None or self.spec(value).itemsize != _itemsize(array):
             made = self.new(array)
             self.op(name, (value,), (made,))
         else:
-            made = self.graph.view(value, view.shape, view.strides, view.offset, array.dtype)
+            made = self.view(value, view.shape, view.strides, view.offset, array.dtype)
         if value in self.numbers:
             self.numbers[made] = self.numbers[value]
         return made
@@ -184,8 +187,8 @@ class Sheet:
             nodes = node if isinstance(node, tuple) else (node,) * len(shape)
             return tuple(self.settled(each, one, copy) for each, one in zip(nodes, shape, strict=True))
         value = self.value(node, shape)
-        spec = self.graph.spec(value)
-        held = self.graph.storages[self.graph.values[value].storage].nbytes
+        spec = self.spec(value)
+        held = self.storages[self.values[value].storage].nbytes
         is_whole = self.is_made_here(value) and spec.nbytes == held
         laid = spec.strides if 1 not in spec.shape else _strides(spec.shape, spec.strides)
         wanted = shape.strides if 1 not in shape.shape else _strides(shape.shape, shape.strides)

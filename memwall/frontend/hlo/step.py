@@ -54,7 +54,7 @@ class HloStep:
         """The results of an op."""
         wanted = self.results if results is None else results
         made = [self.to.new(array) for array in wanted]
-        self.to.op(f"lax.{name}", inputs, made, arguments, attributes)
+        self.to.op(f"lax.{name}", inputs, made, arguments=arguments, attributes=attributes)
         return _shaped(self.one.shape, made) if results is None else made[0]
 
     def number(self, number: int) -> float | None:
@@ -76,7 +76,7 @@ class HloStep:
     @property
     def _called(self) -> list[HloInstruction]:
         """The instructions of the computations that it names."""
-        return [each for name in self.one.called for each in self.to.module.computations[name].instructions]
+        return [each for name in self.one.called for each in self.to.program.computations[name].instructions]
 
 
 def _shaped(shape: HloShape, made: Sequence[int]) -> Node:

@@ -130,6 +130,7 @@ def test_a_text_that_is_cut_off_is_refused_with_its_line():
         ("= bf16[", "= b17[", "no type 'b17' is known"),
         ("{1,0} parameter(0)", "{2,0} parameter(0)", "the layout does not fit the shape"),
         (" parameter(0)", " parameter(nan)", "has no number"),
+        ("is_scheduled=true", "num_partitions=many", "how many devices run it is no number"),
         ("= bf16[", "= bf16[-", "the sizes are no numbers of elements"),
         ("= bf16[", "= bf16[99999999999999999999,", "the sizes are no numbers of elements"),
         ("= bf16[", f"= {'(' * 100_000}bf16[", "there is no shape"),
