@@ -50,6 +50,17 @@ def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
+#: precisions at which float32 is multiplied in full (jax.lax.Precision, jax.lax.DotAlgorithmPreset)
+_FULL = frozenset(("HIGHEST", "highest", "float32", "F32_F32_F32"))
+
+
+def _tf32(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether float32 may be multiplied in TF32, as ``precision`` says."""
+    precision = attributes.get("precision") or ()
+    listed = [precision] if isinstance(precision, str) else precision
+    return {"allow_tf32": not any(each in _FULL for each in listed)}
+
+
 @dataclass(frozen=True)
 class _Twin:
     """The op of PyTorch that does what a primitive does, its arguments in order, and its attributes."""
@@ -109,7 +120,7 @@ _TWINS: Mapping[str, _Twin] = {
         name: _Twin("topk", ("self",), lambda attributes: {"dim": -1, "k": attributes.get("k", 1)})
         for name in ("top_k", "approx_top_k")
     },
-    "ragged_dot_general": _Twin("_grouped_mm", ("self", "mat2", "offs")),
+    "ragged_dot_general": _Twin("_grouped_mm", ("self", "mat2", "offs"), _tf32),
     "cholesky": _Twin("cholesky", ("self",)),
     "lu": _Twin("linalg_lu_factor_ex", ("A",)),
     "triangular_solve": _Twin("triangular_solve", ("A", "self")),
@@ -147,21 +158,16 @@ def _lax(op_class: str, names: str, **stages: Any) -> Callable[[Callable[[Call],
 
 # -- matmuls and convolutions ------------------------------------------------------------------------------------------
 
-#: precisions at which float32 is multiplied in full (jax.lax.Precision, jax.lax.DotAlgorithmPreset)
-_FULL = frozenset(("HIGHEST", "highest", "float32", "F32_F32_F32"))
-
 
 def _arithmetic(call: Call) -> Call:
     """The call with ``allow_tf32`` as its precision says."""
-    precision = call.attributes.get("precision") or ()
-    listed = [precision] if isinstance(precision, str) else precision
-    return replace(call, attributes={**call.attributes, "allow_tf32": not any(each in _FULL for each in listed)})
+    return replace(call, attributes={**call.attributes, **_tf32(call.attributes)})
 
 
 @_lax("contraction", "dot_general", operands=("lhs", "rhs"))
 def dot_general(call: Call) -> Cost:
     """``lhs`` and ``rhs`` summed over the axes that ``dimension_numbers`` contract, for each index of those that are a
-    batch: 2 x batch x m x n x k."""
+    batch: 2 x batch x m x n x k, in the wider of two dtypes, to which XLA converts the other."""
     call = _arithmetic(call)
     left, right = call.need("lhs"), call.need("rhs")
     (contracted, _), (batched, _) = call.attributes["dimension_numbers"]
@@ -169,10 +175,11 @@ def dot_general(call: Call) -> Cost:
     batch = math.prod(left.shape[axis] for axis in batched)
     m = left.numel // max(k * batch, 1)
     n = right.numel // max(k * batch, 1)
-    flops = {product_pipe(left.dtype, call.attributes): product_flops(batch * m * n * k, left.dtype)}
+    narrow, wide = sorted((left, right), key=lambda spec: spec.itemsize)
+    flops = {product_pipe(wide.dtype, call.attributes): product_flops(batch * m * n * k, wide.dtype)}
     if k == 1 or m * n == 1:
         return streamed(call.cost(flops), max(batch * m * n, k))
-    return call.cost(flops, launches=(launch(call, left, (batch, m, n, k), right),))
+    return call.cost(flops, launches=(launch(call, wide, (batch, m, n, k), narrow),))
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,23 @@ def test_an_algorithm_in_float32_is_no_tf32():
     assert [str(pipe) for pipe in costs_of(made, "dot_general")[0].flops] == ["tensor.float32"]
 
 
+def test_a_product_of_two_dtypes_runs_in_the_wider_one():
+    def function(a, b):
+        return lax.dot_general(a, b, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+
+    made = traced(function, shape(8, 8, dtype="bfloat16"), shape(8, 8))
+    assert [str(pipe) for pipe in costs_of(made, "dot_general")[0].flops] == ["tensor.tf32"]
+
+
+@pytest.mark.parametrize(("precision", "pipe"), [(None, "tensor.tf32"), ("highest", "tensor.float32")])
+def test_products_of_groups_run_as_their_precision_says(precision, pipe):
+    def function(x, weights, sizes):
+        return lax.ragged_dot(x, weights, sizes, precision=precision)
+
+    made = traced(function, shape(16, 8), shape(4, 8, 6), shape(4, dtype="int32"))
+    assert [str(each) for each in costs_of(made, "ragged_dot_general")[0].flops] == [pipe]
+
+
 def test_a_convolution_is_more_work_than_elements_around_it():
     def convolved(x):
         return lax.conv(x, jnp.ones((8, 8, 3, 3)), (1, 1), "VALID")
