@@ -1,8 +1,8 @@
 """A jaxpr → ops: each primitive in order, loops written out, calls and branches entered.
 
-``scan`` runs its body once for each item; how often ``while`` runs is assumed; of ``cond`` the branch with most work
-runs. What a name scope or, without one, the chain of the user's functions says is the module; the innermost line of the
-user's is the source.
+``scan`` runs its body once for each item; how often ``while`` runs is assumed unless it counts up to a number of the
+program's; of ``cond`` the branch with most work runs. What a name scope or, without one, the chain of the user's
+functions says is the module; the innermost line of the user's is the source.
 """
 
 from __future__ import annotations
@@ -268,9 +268,11 @@ class JaxprWriter:
         said = eqn.params
         tested, ran = said["cond_nconsts"], said["body_nconsts"]
         of_test, of_body, carry = given[:tested], given[tested : tested + ran], given[tested + ran :]
-        text = "time" if self.trips == 1 else "times"
-        self.notes[f"a while loop of unknown length runs {self.trips:,} {text} (--assume trips=N)"] = None
-        for number in range(self.trips):
+        trips = _counted_trips(eqn)
+        if trips is None:
+            trips, text = self.trips, "time" if self.trips == 1 else "times"
+            self.notes[f"a while loop of unknown length runs {trips:,} {text} (--assume trips=N)"] = None
+        for number in range(trips):
             with self._scope(f"while.{number}"):
                 self.closed(said["cond_jaxpr"], [*of_test, *carry])
                 carry = self.closed(said["body_jaxpr"], [*of_body, *carry])
@@ -367,6 +369,26 @@ def scopes_of(stack: str) -> tuple[list[str], set[str]]:
 
 def _are_numbers(variables: Sequence[Any]) -> bool:
     return all(not getattr(var.aval, "shape", ()) for var in variables)
+
+
+def _counted_trips(eqn: Any) -> int | None:
+    """How often a ``while`` runs that counts up from a number to another of the program's; None of any other."""
+    test, body = eqn.params["cond_jaxpr"].jaxpr, eqn.params["body_jaxpr"].jaxpr
+    tested, ran = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    if [each.primitive.name for each in test.eqns] != ["lt"] or test.eqns[0].outvars != test.outvars:
+        return None
+    counter, limit = test.eqns[0].invars
+    if isinstance(counter, Literal) or counter not in test.invars[tested:]:
+        return None
+    place = test.invars.index(counter) - tested
+    made = next((each for each in body.eqns if body.outvars[place] in each.outvars), None)
+    if made is None or made.primitive.name != "add" or made.invars[0] is not body.invars[ran + place]:
+        return None
+    numbers = eqn.invars[tested + ran + place], limit, made.invars[1]
+    if not all(isinstance(number, Literal) for number in numbers):
+        return None
+    start, stop, step = (int(number.val) for number in numbers)
+    return len(range(start, stop, step)) if step > 0 else None
 
 
 def _work(jaxpr: Jaxpr) -> int:

@@ -109,6 +109,23 @@ def test_a_branch_that_is_known_runs_alone():
     assert not made.notes
 
 
+@pytest.mark.parametrize(
+    ("test", "trips"),
+    [
+        (lambda carry: carry[0] < 7, 4),  # 0, 2, 4, 6
+        (lambda carry: carry[0] < 0, 0),
+        (lambda carry: carry[1].sum() < 7, 1),
+    ],
+)
+def test_a_while_that_counts_runs_as_often_as_it_counts(test, trips):
+    def function(x):
+        return lax.while_loop(test, lambda carry: (carry[0] + 2, carry[1] @ carry[1]), (0, x))[1]
+
+    made = traced(function, shape(8, 8))
+    assert made.model_flops == trips * 2 * 8**3
+    assert bool(made.notes) == (trips == 1)  # that one is assumed
+
+
 def test_a_scan_that_returns_a_number_for_each_item_writes_it():
     made = traced(lambda xs: lax.scan(lambda c, x: (c + x, 1.0), jnp.zeros(8), xs), shape(5, 8))
     assert made.coverage.unmodeled == ()
