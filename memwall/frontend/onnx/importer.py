@@ -32,10 +32,11 @@ from memwall.hardware.chips import Chip
 #: most elements of a constant that is computed here, and of an initializer whose numbers are read; of one that is
 #: floating, in which only factors of axes say shapes, as many as there are axes
 FOLDED, _FACTORS = 8192, 8
-#: nodes that are never folded: they draw numbers
-_RANDOM = frozenset(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli"))
-#: ops of weights alone that run in every step all the same
-_EVERY_STEP = frozenset(("onnx.DequantizeLinear", "microsoft.DequantizeLinear", *(f"onnx.{name}" for name in _RANDOM)))
+#: ops of weights alone that run in every step all the same: products read what is stored, and others draw numbers
+_EVERY_STEP = frozenset((
+    "onnx.DequantizeLinear", "microsoft.DequantizeLinear", "onnx.RandomNormal", "onnx.RandomNormalLike",
+    "onnx.RandomUniform", "onnx.RandomUniformLike", "onnx.Bernoulli",
+))  # fmt: skip
 #: prefixes of inputs that hold keys and values of earlier steps, as exporters of language models name them
 _CACHES = ("past_key_values", "past_", "past.", "cache_", "key_cache", "value_cache")
 
@@ -210,7 +211,7 @@ class Importer:
 
     def _folded(self, proto: Any, node: Node) -> list[OnnxTensor] | None:
         """The outputs of a node of known numbers, where they are few."""
-        if proto.op_type in _RANDOM or proto.domain not in ("", "ai.onnx"):
+        if node.op in _EVERY_STEP or proto.domain not in ("", "ai.onnx"):
             return None
         if any(t is not None and t.numbers is None for t in node.inputs):
             return None

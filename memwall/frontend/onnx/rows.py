@@ -12,6 +12,8 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from memwall.frontend.onnx.node import Node, OnnxTensor
 
 Row = Callable[[Node], Sequence[OnnxTensor]]
@@ -73,6 +75,11 @@ def chained(op: str, after: str = "") -> Row:
         return first(node, value)
 
     return row
+
+
+def compared(node: Node) -> list[tuple[tuple[int, ...], str]]:
+    """The shape of a truth for each pair of elements of two operands."""
+    return [(np.broadcast_shapes(node.need(0).shape, node.need(1).shape), "bool")]
 
 
 # -- pointwise ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from memwall.frontend.onnx import contrib
 from memwall.frontend.onnx.attention import ATTENTION, ATTENTION_SHAPES
 from memwall.frontend.onnx.products import PRODUCTS
-from memwall.frontend.onnx.rows import POINTWISE, ROWWISE, Row, Shapes
+from memwall.frontend.onnx.rows import POINTWISE, ROWWISE, Row, Shapes, compared
 from memwall.frontend.onnx.views import DATA_SHAPES, MOVES
 
 ROWS: Mapping[str, Row] = {
@@ -30,4 +30,6 @@ SHAPES: Mapping[str, Shapes] = {
     **DATA_SHAPES,
     **ATTENTION_SHAPES,
     "onnx.SimplifiedLayerNormalization": contrib.like_first,  # ONNX Runtime's, under ONNX's own domain
+    "onnx.GroupNormalization": contrib.like_first,
+    **dict.fromkeys(("onnx.LessOrEqual", "onnx.GreaterOrEqual"), compared),  # of opset 13
 }

@@ -206,6 +206,21 @@ def test_the_norms_of_transformers_are_rows(tmp_path):
     assert names(found) == ["aten.native_layer_norm", "aten._fused_rms_norm"] and flops(found) == (7 + 4) * 8 * 64
 
 
+@pytest.mark.parametrize(
+    ("text", "said", "opset", "op", "shape"),
+    [
+        ("y = GroupNormalization(x, w, w)", {"num_groups": 4}, 21, "aten.native_group_norm", (2, 16, 8)),
+        ("y = LessOrEqual(x, q)", {}, 13, "aten.le.Tensor", (2, 16, 8)),
+        ("y = GreaterOrEqual(q, x)", {}, 13, "aten.ge.Tensor", (2, 16, 8)),
+    ],
+)
+def test_shapes_that_onnx_does_not_infer_are_known(tmp_path, text, said, opset, op, shape):
+    inputs = [given("x", 2, 16, 8), given("q", 16, 1)]
+    found = made(tmp_path, [node(text, **said)], inputs, [weight("w", [16])], opset=opset)
+    assert names(found) == [op]
+    assert found.graph.values[found.graph.outputs[0]].spec.shape == shape
+
+
 # -- com.microsoft -----------------------------------------------------------------------------------------------------
 
 
@@ -308,6 +323,20 @@ def test_a_convolution_of_what_was_stored_in_eight_bits_is_in_eight_bits(tmp_pat
     nodes += [node("wf = DequantizeLinear(w, s, z)"), node("y = Conv(xf, wf)", pads=[1, 1, 1, 1])]
     weights = [*constants, weight("w", [16, 3, 3, 3], dtype=3)]
     found = made(tmp_path, nodes, [given("x", 1, 3, 8, 8, dtype=FLOAT)], weights)
+    assert names(found) == ["aten.quantize_per_tensor", "aten.convolution"]
+    assert [str(pipe) for pipe in found.costs[0][1].flops] == ["tensor.int8"]
+
+
+def test_a_few_stored_weights_are_read_as_they_are_stored_too(tmp_path):
+    """Numbers of a file that are small enough to be folded: 2 x 1 x 3 x 3 of eight bits."""
+    nodes, constants = quantised("x", 3)
+    nodes += [node("wf = DequantizeLinear(w, one)"), node("y = Conv(xf, wf)", pads=[1, 1, 1, 1])]
+    weights = [
+        *constants,
+        numbers("w", *[1] * 18, shape=[2, 1, 3, 3], dtype=3),
+        numbers("one", 1, shape=[], dtype=FLOAT),
+    ]
+    found = made(tmp_path, nodes, [given("x", 1, 1, 8, 8, dtype=FLOAT)], weights)
     assert names(found) == ["aten.quantize_per_tensor", "aten.convolution"]
     assert [str(pipe) for pipe in found.costs[0][1].flops] == ["tensor.int8"]
 
