@@ -121,6 +121,10 @@ WINGS: Mapping[str, Wing] = {
         parts={**_each("command", "profile_parallel"), **_each("search", "search_layouts"),
                **_each("search_page", "layouts_page"), **_each("question", "LayoutSearch StateOptions")},
     ),
+    "mcp_server": Wing(  # "mcp" is the package that it speaks with
+        about="the commands as tools of a program with a language model",
+        commands={"mcp": "command"},
+    ),
     "sweeping": Wing(  # "sweep" is the public function memwall.sweep
         about="one question at a few points or at thousands",
         records={"comparison": ("comparison.Comparison", "one workload on several GPUs, or several profiles")},

@@ -34,6 +34,7 @@ COMMANDS = {
     "fuse": "Say what fusion wins: groups, refusals, graph breaks, kernels' source.",
     "measure": "Time every kernel on this machine, next to its modeled time.",
     "gate": "Compare workloads with budgets and a baseline; for CI.",
+    "mcp": "Serve answers to a program with a language model, by the Model Context Protocol.",
     "report": "Render a saved profile as text, HTML, pictures or tables.",
     "accuracy": "Score the model against measured kernels.",
     "gpus": "List the GPUs, or show one with its sources.",

@@ -30,10 +30,11 @@ def command(names: tuple[str, ...], checked: str | None, as_json: bool) -> None:
     from memwall.report.pages.gpus import GpuReport, GpusReport
 
     gpus = [load_gpu(name) for name in names]
-    if as_json or not gpus:
-        Out(as_json=as_json).show(GpusReport(gpus or list(all_gpus())))
+    out = Out.of(as_json=as_json)
+    if out.as_json or not gpus:
+        out.show(GpusReport(gpus or list(all_gpus())))
         return
     for i, gpu in enumerate(gpus):
         if i:
             print_text("")
-        Out().show(GpuReport(gpu))
+        out.show(GpuReport(gpu))

@@ -266,7 +266,7 @@ def common(page: str, suffixes: Mapping[str, str] = SUFFIXES) -> Callable[[F], F
         ) -> Any:
             if not any(output.lower().endswith(_PICTURES) for output in outputs):
                 refuse_given(f"without -o FILE that ends in {', '.join(_PICTURES)}", "style", "picture")
-            out = Out(outputs, as_json=as_json, style=style, quiet=quiet, no_progress=no_progress)
+            out = Out.of(outputs, as_json=as_json, style=style, quiet=quiet, no_progress=no_progress)
             return function(out=out, **given)
 
         return _decorator(files, *pictures, as_json, quiet, no_progress, debug)(run)  # type: ignore[return-value]

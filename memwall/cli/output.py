@@ -141,6 +141,14 @@ class Out:
         self.paths, self.as_json, self.style, self.messages = paths, as_json, style, Messages(**quiet)
         self.files: list[Output] = []
 
+    @classmethod
+    def of(cls, paths: Sequence[str] = (), **how: Any) -> Out:
+        """Where the running command's result goes: to who calls the command in its own process, and is the object of
+        click's context; else as the options say."""
+        context = click.get_current_context(silent=True)
+        kept = context.find_object(Out) if context is not None else None
+        return cls(paths, **how) if kept is None else kept
+
     def plan(self, report: type[Report], suffixes: Mapping[str, str] = SUFFIXES) -> None:
         """What each ``-o`` asks for, of the kinds that a report has. Raises ``UsageError``: unknown suffix, or the
         folder is missing or not writable; ``MissingError``: the kind needs a dependency that is not installed."""

@@ -146,6 +146,12 @@ class Child:
             self._pipe.send(question)
         return self._sent
 
+    def cancel(self, number: int) -> None:
+        """End the fork that answers a request; :meth:`receive` says that it was killed. One that has answered is let
+        be, and of a process that answers itself :meth:`stop` is the only end."""
+        with contextlib.suppress(OSError):
+            self._pipe.send(number)
+
     def receive(self, limit_s: float | None) -> Any:
         """The next answer, whichever request it belongs to; None waits without a limit.
 
@@ -254,6 +260,10 @@ def serve() -> None:
                 question = pipe.recv()
             except (EOFError, ConnectionResetError):
                 break
+            if isinstance(question, int):  # a request that nobody waits for any more
+                for process in [process for process, (asked, _) in forks.items() if asked == question]:
+                    os.kill(process, signal.SIGKILL)  # it is a zombie at least: nobody has waited for it yet
+                continue
             number += 1
             # what the target raises ends this process, or the fork
             if apart:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from memwall.step import Step
 from memwall.wings import part
 
 if TYPE_CHECKING:
+    from memwall.record.profile import Profile
     from memwall.sweeping.comparison import Comparison
 
 #: columns of a comparison: A to Z
@@ -83,7 +85,9 @@ def command(
     if not targets and not machines and last.is_file():
         about = _about(last)
         targets = (str(last),)
-    out.show(ComparisonReport(_compare(targets, found, price, workload, out.messages), about))
+    comparison, made = _compare(targets, found, price, workload, out.messages)
+    keep = partial(remember, made, out.messages) if made is not None else lambda: None
+    out.show(ComparisonReport(comparison, about), before_print=keep)
 
 
 def _about(last: Path) -> str:
@@ -101,8 +105,9 @@ def _about(last: Path) -> str:
 
 def _compare(
     targets: tuple[str, ...], gpus: list[Gpu], price: dict[str, float], workload: dict[str, Any], messages: Messages
-) -> Comparison:
-    """The targets on the GPUs, or side by side, or the GPUs themselves."""
+) -> tuple[Comparison, Profile | None]:
+    """The targets on the GPUs, or side by side, or the GPUs themselves; and the profile of a model that was traced for
+    it alone."""
     from memwall.record.profile import Profile
     from memwall.sweeping.compare import compare
 
@@ -114,7 +119,7 @@ def _compare(
     if not targets:
         for flag in ("--price",) * bool(price) + ("--policy",) * bool(policies) + ("--host",) * bool(host):
             raise UsageError(f"{flag} goes with a workload: name a target")
-        return compare(None, gpu=gpus)
+        return compare(None, gpu=gpus), None
     if models and not gpus:
         raise UsageError(f"name the GPUs to compare, as in memwall compare {models[0]} --gpu a100 h100")
     if len(targets) == 1 and not models:
@@ -122,17 +127,15 @@ def _compare(
         with running(targets[0], messages):  # a compiler may have something to say
             comparison = compare(saved, gpu=gpus, price=price, policy=policies, host=host)
         warn_of_doubts(saved, gpus, messages)
-        return comparison
+        return comparison, None
     how = {"policies": policies, "host": host}
     traced = [{**workload, **how, "torch": version} for version in workload.pop("torch") or (NEWEST,)]
     asked = [(target, options) for target in targets for options in (traced if target in models else [how])]
     several = len(models) > 1
     records = [make_profile(target, gpus, options, messages, beside=several) for target, options in asked]
     if len(records) > 1:
-        return compare(records, price=price)
-    comparison = compare(records[0], gpu=gpus, price=price, host=host)
-    remember(records[0], messages)
-    return comparison
+        return compare(records, price=price), None
+    return compare(records[0], gpu=gpus, price=price, host=host), records[0]
 
 
 def _compare_traces(

@@ -1,0 +1,236 @@
+"""A report → what a tool answers: its sentences, its first figures and its longest kernels, in no more than
+:data:`MOST_BYTES`; the rest is in the record, under the handle that the answer names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+from memwall.analysis.quantities import ANSWERS, QUANTITIES
+from memwall.core.structure import write
+from memwall.report.document import Section, Sentence
+from memwall.report.json_schema import json_schema
+
+#: bytes of an answer's JSON, and the kernels and rows of other tables that it begins with
+MOST_BYTES, MOST_KERNELS, MOST_ROWS = 2_000, 8, 40
+#: digits of a figure
+_DIGITS = 4
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolAnswer:
+    """``answer`` in sentences; ``figures``, one row for each GPU, policy or load, and ``kernels``, the longest first,
+    in base SI units. ``record`` is the handle of the whole record, of the schema ``record_schema``; ``left_out`` says
+    how many rows or characters of each were too much."""
+
+    answer: str
+    figures: tuple[Row, ...] = ()
+    kernels: tuple[Row, ...] = ()
+    notes: tuple[str, ...] = ()
+    record: str = ""
+    record_schema: str = ""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+
+def answer_of_report(report: Any, notes: Sequence[str], record: str, schema: str) -> dict[str, Any]:
+    """The answer of a report as plain JSON types, cut to :data:`MOST_BYTES`."""
+    figures, kernels = _READERS.get(type(report).__name__, _first_rows)(report)
+    text = " ".join(_sentences(report))
+    whole = ToolAnswer(
+        answer=text,
+        figures=tuple(map(_known, figures)),
+        kernels=tuple(map(_known, kernels)),
+        notes=tuple(note for note in dict.fromkeys(notes) if note not in text),
+        record=record,
+        record_schema=schema,
+    )
+    return write(_fitted(whole))
+
+
+def size_of(answer: Any) -> int:
+    """Bytes of an answer as JSON."""
+    return len(compact(answer).encode())
+
+
+def compact(answer: Any) -> str:
+    """Plain JSON types as JSON without spaces."""
+    return json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
+
+
+def output_schema(page: str) -> dict[str, Any]:
+    """The JSON schema of what a tool answers; ``page`` is the report that it comes to."""
+    schema = json_schema(ToolAnswer, "what a tool answers", "answer/1")
+    for place, names in (("figures", FIGURES.get(page, "")), ("kernels", _OF_KERNELS)):
+        schema["properties"][place]["items"] = {"type": "object", "properties": dict(map(_column, _columns(names)))}
+    return schema
+
+
+def _column(name: str) -> tuple[str, dict[str, Any]]:
+    row = QUANTITIES.get(name)
+    if row is None:
+        return name, {}
+    kind = {"word": "string", "flag": "boolean"}.get(row.unit, "number")
+    return name, {"type": kind, "description": f"{row.title}, {row.unit}"}
+
+
+# -- cutting -----------------------------------------------------------------------------------------------------------
+
+
+def _fitted(whole: ToolAnswer) -> ToolAnswer:
+    """The answer with fewer kernels, then notes, then figures, then a shorter text, until it fits."""
+    answer = whole
+    while (over := size_of(write(answer)) - MOST_BYTES) > 0:
+        longest = next((name for name in ("kernels", "notes", "figures") if len(getattr(answer, name)) > 1), "")
+        if not longest:
+            kept = answer.answer.encode()[: -over - len("...") - _MARK].decode(errors="ignore")
+            return replace(
+                answer, answer=f"{kept}...", left_out=_left(whole, answer) | {"answer": len(whole.answer) - len(kept)}
+            )
+        answer = replace(answer, **{longest: getattr(answer, longest)[:-1]})
+        answer = replace(answer, left_out=_left(whole, answer))
+    return answer
+
+
+#: bytes that it takes to say what is left out of the text
+_MARK = 24
+
+
+def _left(whole: ToolAnswer, answer: ToolAnswer) -> dict[str, int]:
+    counts = {name: len(getattr(whole, name)) - len(getattr(answer, name)) for name in ("kernels", "notes", "figures")}
+    return {name: count for name, count in counts.items() if count}
+
+
+def _known(row: Row) -> Row:
+    """The figures of a row that are known, to :data:`_DIGITS` digits."""
+    return {name: _short(value) for name, value in row.items() if value is not None and value != ""}
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+
+
+# -- reading reports ---------------------------------------------------------------------------------------------------
+
+
+def _sentences(report: Any) -> Iterator[str]:
+    """The sentences of a page, in order."""
+    for section in report.document("text").sections:
+        if isinstance(section, Section):
+            yield from (block.text for block in section.blocks if isinstance(block, Sentence))
+
+
+def _columns(names: str) -> list[str]:
+    """The columns of a table of :data:`ANSWERS`, an interval as its two ends."""
+    found = []
+    for name in names.replace("?", "").split():
+        found += ["low_s", "high_s"] if name == "interval_s" else [] if name.endswith("_interval_s") else [name]
+    return found
+
+
+def _rows_of(page: str, rows: Sequence[Any], read: Callable[[Any, str], Any]) -> list[Row]:
+    return [{name: read(row, name) for name in _columns(FIGURES[page])} for row in rows]
+
+
+_OF_A_STEP = f"gpu policy {ANSWERS['profile']['']} kernels peak_memory fits"
+_OF_KERNELS = "name module phase count time_s time_share bound_s flops bytes limited_by shapes"
+#: report → the columns of its figures
+FIGURES: Mapping[str, str] = {
+    "ProfileReport": _OF_A_STEP,
+    "FusedReport": "gpu policy time_s speedup kernels dram_bytes saved_bytes time_score mfu fits",
+    "ComparisonReport": f"label speedup speedup_low speedup_high {ANSWERS['profile']['']} peak_memory fits"
+    " energy_j usd_per_step bound_by",
+    "ServingReport": f"name load {ANSWERS['serve']['']} refused",
+    "TraceReport": "gpu measured_s busy_s gap_s bound_s modeled_s kernels costed_share over_roof",
+    "GpusReport": "name release dram_bytes_per_s dram_bytes l2_bytes tdp_w sm_count",
+}
+
+
+def _profile(report: Any) -> tuple[list[Row], list[Row]]:
+    from memwall.analysis.quantities import answer_of
+    from memwall.analysis.table import kernel_rows
+
+    made = report.profile
+    if report.explained:
+        return [], [_explained(schedule, why) for schedule, why in report.explained]
+    totals = [
+        {"gpu": each.gpu.name, "policy": each.policy, **answer_of(made, each), "low_s": each.totals.low_s,
+         "high_s": each.totals.high_s} for each in made.simulations
+    ]  # fmt: skip
+    totals += [
+        {"gpu": each.gpu, "policy": f"{each.policy} with {each.label}", "time_s": each.after.time_s,
+         "low_s": each.after.low_s, "high_s": each.after.high_s} for each in report.what_ifs
+    ]  # fmt: skip
+    longest = kernel_rows(made, made.simulations[0])[:MOST_KERNELS] if made.simulations else ()
+    figures = _rows_of("ProfileReport", totals, lambda row, name: row.get(name))
+    return figures, [{name: getattr(row, name) for name in _OF_KERNELS.split()} for row in longest]
+
+
+def _explained(schedule: Any, why: Any) -> Row:
+    kernel = why.kernel
+    return {"gpu": schedule.gpu.name, "policy": schedule.policy, "name": kernel.name, "module": why.module,
+            "count": why.count, "time_s": kernel.time_s, "low_s": kernel.low_s, "high_s": kernel.high_s,
+            "bound_s": kernel.bound_s, "limited_by": kernel.limited_by}  # fmt: skip
+
+
+def _fused(report: Any) -> tuple[list[Row], list[Row]]:
+    from memwall.analysis.savings import policy_sets
+
+    rows = [(each.gpu.name, row) for each in policy_sets(report.found.profile) for row in each.rows()]
+    figures = _rows_of("FusedReport", rows, lambda row, name: row[0] if name == "gpu" else getattr(row[1], name))
+    return figures, []
+
+
+def _compared(report: Any) -> tuple[list[Row], list[Row]]:
+    found = report.comparison
+    if found.kind == "machines":
+        return [_machine(each) for each in found.machines], []
+    return _rows_of("ComparisonReport", found.entries, lambda entry, name: entry.figure(name)), []
+
+
+def _machine(gpu: Any) -> Row:
+    """A GPU, or one of machines side by side: its numbers, and its peaks by pipe."""
+    numbers = {name: getattr(gpu, name, None) for name in _columns(FIGURES["GpusReport"])}
+    return {**numbers, "peak_flop_per_s": {str(pipe): peak for pipe, peak in gpu.peak_flop_per_s.items()}}
+
+
+def _served(report: Any) -> tuple[list[Row], list[Row]]:
+    points = report.found.points
+    return _rows_of("ServingReport", points, lambda point, name: point.figure(name)), []
+
+
+def _traced(report: Any) -> tuple[list[Row], list[Row]]:
+    found = report.analysis
+    totals = found.totals()
+    figures = _rows_of(
+        "TraceReport", [totals], lambda row, name: found.gpu.name if name == "gpu" else getattr(row, name)
+    )
+    groups = sorted(found.groups("op"), key=lambda group: -group.measured_s)[:MOST_KERNELS]
+    return figures, [
+        {"name": group.key, "count": len(group.rows), "measured_s": group.measured_s, "bound_s": group.known("bound_s"),
+         "modeled_s": group.known("modeled_s"), "of_roof": group.of_roof, "limited_by": group.wall}
+        for group in groups
+    ]  # fmt: skip
+
+
+def _first_rows(report: Any) -> tuple[list[Row], list[Row]]:
+    """Of any other report the rows that it has as a table of data."""
+    if "csv" not in report.kinds:
+        return [], []
+    columns, rows = report.rows()
+    return [dict(zip(columns, row, strict=True)) for row in islice(rows, MOST_ROWS)], []
+
+
+#: report → how its figures and kernels are read
+_READERS: Mapping[str, Callable[[Any], tuple[list[Row], list[Row]]]] = {
+    "ProfileReport": _profile,
+    "FusedReport": _fused,
+    "ComparisonReport": _compared,
+    "ServingReport": _served,
+    "TraceReport": _traced,
+    "GpusReport": lambda report: ([_machine(gpu) for gpu in report.gpus], []),
+}

@@ -1,0 +1,53 @@
+"""``memwall mcp``: the tools for a language model, by the Model Context Protocol."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import click
+
+from memwall.cli import options
+from memwall.cli.output import Messages
+from memwall.cli.parsing import Command
+from memwall.core.errors import UsageError, need
+
+
+@click.command("mcp", cls=Command)
+@click.option(
+    "--transport",
+    type=click.Choice(("stdio", "http")),
+    default="stdio",
+    show_default=True,
+    help="stdio: the program that starts it; http: clients on this machine that have the token.",
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), metavar="N", help="Of http; 0 takes any that is free. [default: 0]"
+)
+@click.option("--folder", type=click.Path(path_type=Path), default=".", metavar="DIR",
+              help="Targets and all other files lie below it. [default: the current folder]")  # fmt: skip
+@click.option("--time-limit", type=click.FloatRange(0, min_open=True), default=300.0, show_default=True, metavar="S",
+              help="Seconds that a call may take.")  # fmt: skip
+@click.option("--memory-limit", type=click.FloatRange(0.5), default=8.0, show_default=True, metavar="GB",
+              help="Memory that a call may take.")  # fmt: skip
+@options.debug
+def command(transport: str, port: int | None, folder: Path, time_limit: float, memory_limit: float) -> None:
+    """Serve memwall's answers to a program with a language model, by the Model Context Protocol.
+
+    The tools are bound, profile, explain, fuse, compare, serve, gpus and trace; they take the words of the commands. An
+    answer has at most 2 kB and a handle, under which the whole record is a resource. A call runs in a process of its
+    own, sees files below --folder alone and no network, and is ended at its limits.
+    """
+    need("mcp", "mcp")
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}")
+    if port is not None and transport != "http":
+        raise UsageError("--port has no effect without --transport http")
+    import anyio
+
+    from memwall.mcp_server.calls import ServerLimits
+    from memwall.mcp_server.server import over_http, over_stdio
+
+    limits = ServerLimits(folder=folder.resolve(), time_s=time_limit, memory_bytes=round(memory_limit * 1e9))
+    say = Messages().say
+    anyio.run(over_stdio if transport == "stdio" else partial(over_http, port=port or 0, say=say), limits)
