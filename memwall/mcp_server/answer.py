@@ -11,7 +11,7 @@ from typing import Any
 
 from memwall.analysis.quantities import ANSWERS, QUANTITIES
 from memwall.core.structure import write
-from memwall.report.document import Section, Sentence
+from memwall.report.document import Document, Section, Sentence
 from memwall.report.json_schema import json_schema
 
 #: bytes of an answer's JSON, and the kernels and rows of other tables that it begins with
@@ -40,7 +40,8 @@ class ToolAnswer:
 def answer_of_report(report: Any, notes: Sequence[str], record: str, schema: str) -> dict[str, Any]:
     """The answer of a report as plain JSON types, cut to :data:`MOST_BYTES`."""
     figures, kernels = _READERS.get(type(report).__name__, _first_rows)(report)
-    text = " ".join(_sentences(report))
+    page = report.document("text")
+    text = " ".join(_sentences(page)) or page.title
     whole = ToolAnswer(
         answer=text,
         figures=tuple(map(_known, figures)),
@@ -117,9 +118,9 @@ def _short(value: Any) -> Any:
 # -- reading reports ---------------------------------------------------------------------------------------------------
 
 
-def _sentences(report: Any) -> Iterator[str]:
+def _sentences(page: Document) -> Iterator[str]:
     """The sentences of a page, in order."""
-    for section in report.document("text").sections:
+    for section in page.sections:
         if isinstance(section, Section):
             yield from (block.text for block in section.blocks if isinstance(block, Sentence))
 

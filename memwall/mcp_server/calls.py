@@ -16,7 +16,7 @@ from memwall.core.errors import MemwallError, UsageError
 from memwall.core.process import FORKS, Child, Lost, environment
 from memwall.mcp_server.folder import check_file, check_paths
 from memwall.mcp_server.records import SCHEME, Records
-from memwall.mcp_server.running import AskedTool, CompilingRunner, RanTool, ToolRunner
+from memwall.mcp_server.running import AskedTool, CompilingRunner, RanTool, ToolRunner, TransformersRunner
 from memwall.mcp_server.tools import TOOLS, check, is_target, texts_in, words
 
 #: the most calls at a time, and that wait; further ones are refused
@@ -65,6 +65,13 @@ def _variables(own: Path) -> dict[str, str]:
     for path in caches.values():
         Path(path).mkdir(mode=0o700, exist_ok=True)
     return {**environment(), **caches, **offline}
+
+
+def _kind_of(asked: AskedTool) -> type[ToolRunner]:
+    """What has imported what a call needs."""
+    if TOOLS[asked.tool].compiles:
+        return CompilingRunner
+    return TransformersRunner if any(word.startswith("hf:") for word in asked.words) else ToolRunner
 
 
 class ToolCalls:
@@ -139,7 +146,7 @@ class ToolCalls:
         return str(self.records.file_of(value)) if is_handle else value
 
     async def _made(self, asked: AskedTool) -> RanTool:
-        ready = self._process(CompilingRunner if TOOLS[asked.tool].compiles else ToolRunner)
+        ready = self._process(_kind_of(asked))
         number, call = ready.child.send(asked), _Waiting()
         ready.waiting[number] = call
         try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,10 +40,10 @@ class AskedTool:
 
     tool: str
     words: tuple[str, ...]
-    record: str
-    folder: Path
-    own: Path
-    memory_bytes: int
+    record: str = ""
+    folder: Path = Path()
+    own: Path = Path()
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,24 +95,8 @@ class ToolRunner:
         for name in TOOLS:
             command_of(name)
         if FORKS:
-            import torch
-
-            from memwall.frontend.targets import Workload
-            from memwall.pipeline import profile, with_capture
-            from memwall.report import render
-
-            layer = Workload(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))
-            policies = (
-                "eager",
-                "memwall",
-                "ideal",
-                *["inductor"] * (self.compiles and find_spec("triton") is not None),
-            )
-            made = profile(layer, mode="training", policy=policies)
-            for kind in ("json", "text"):
-                render(made, kind)
-            if self.compiles:
-                with_capture(made, layer, {})
+            _warm_up(self.compiles)
+            gc.freeze()  # a fork collects no garbage of this process, whose pages it would copy
 
     def __call__(self, asked: AskedTool) -> RanTool:
         tell = _teller(asked)
@@ -135,6 +121,38 @@ class CompilingRunner(ToolRunner):
     """One that is ready for Inductor and TorchDynamo too."""
 
     compiles = True
+
+
+class TransformersRunner(ToolRunner):
+    """One that is ready for models of transformers too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with contextlib.suppress(ImportError):  # the call says what is missing
+            import_module("transformers.modeling_utils")
+
+
+def _warm_up(compiles: bool) -> None:
+    """What the first call would import, read and compile, once for all."""
+    import torch
+
+    from memwall.frontend.targets import Workload
+    from memwall.pipeline import profile, with_capture
+    from memwall.report import render
+
+    layer = Workload(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))
+    policies = ["eager", "memwall", "ideal", *["inductor"] * (compiles and find_spec("triton") is not None)]
+    made = profile(layer, mode="training", policy=policies)
+    for kind in ("json", "text"):
+        render(made, kind)
+    if compiles:
+        with_capture(made, layer, {})
+    for tool, line in _WARMING.items():
+        _ran(AskedTool(tool=tool, words=line), KeptOut(lambda message: None))
+
+
+#: calls that need no model, with which a process is made ready
+_WARMING: Mapping[str, tuple[str, ...]] = {"gpus": ()}
 
 
 def _ran(asked: AskedTool, out: KeptOut) -> RanTool:

@@ -40,7 +40,7 @@ INSTRUCTIONS = f"""memwall models where the time of a model goes on GPUs and TPU
 are files below the server's folder, or handles of records. Figures are in base SI units: seconds, bytes, FLOP/s. \
 An answer is short; its record, under {SCHEME}ID, is a resource, with the page in {SCHEME}ID/text/1. A handle as the \
 target spares the trace: profile once, then explain or compare the record. A time has an 80 % interval, low_s to \
-high_s, and bound_s is what no kernel beats."""
+high_s, and bound_s is what no kernel beats. An option in a sentence is a property: --what-if X is what_if: [X]."""
 
 Context = ServerRequestContext[Any, Any]
 

@@ -200,6 +200,22 @@ def test_nothing_is_written_into_the_folder(caller, place):
     assert not (place / ".memwall").exists() and not (place / "__pycache__").exists()
 
 
+def test_the_loop_of_the_docs_answers_as_they_show(caller, place):
+    """Each call of docs/agents.md in order; an answer has at least what is shown of it."""
+    page = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
+    found = re.findall(r'^```(\w+) title="([\w.]+)"\n(.*?)^```$', page, re.MULTILINE | re.DOTALL)
+    answer: dict = {}
+    for language, title, text in found:
+        if language == "python":
+            (place / title).write_text(text)
+        elif title == "answer":
+            shown = json.loads(text)
+            assert {key: answer[key] for key in shown} == shown
+        elif language == "json" and title != "mcp.json":
+            answer = caller.call(title, **json.loads(text.replace("RECORD", answer.get("record", ""))))
+    assert [title for _, title, _ in found].count("answer") == 4
+
+
 # -- a client that does not --------------------------------------------------------------------------------------------
 
 
