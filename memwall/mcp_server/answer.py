@@ -158,24 +158,22 @@ def _profile(report: Any) -> tuple[list[Row], list[Row]]:
     made = report.profile
     if report.explained:
         return [], [_explained(schedule, why) for schedule, why in report.explained]
-    totals = [
-        {"gpu": each.gpu.name, "policy": each.policy, **answer_of(made, each), "low_s": each.totals.low_s,
-         "high_s": each.totals.high_s} for each in made.simulations
-    ]  # fmt: skip
-    totals += [
-        {"gpu": each.gpu, "policy": f"{each.policy} with {each.label}", "time_s": each.after.time_s,
-         "low_s": each.after.low_s, "high_s": each.after.high_s} for each in report.what_ifs
-    ]  # fmt: skip
+    rows = [({"gpu": each.gpu.name, **answer_of(made, each)}, each.policy, each.totals) for each in made.simulations]
+    rows += [({"gpu": each.gpu}, f"{each.policy} with {each.label}", each.after) for each in report.what_ifs]
+    totals = [{**_times(total), "policy": policy, **row} for row, policy, total in rows]
     longest = kernel_rows(made, made.simulations[0])[:MOST_KERNELS] if made.simulations else ()
     figures = _rows_of("ProfileReport", totals, lambda row, name: row.get(name))
     return figures, [{name: getattr(row, name) for name in _OF_KERNELS.split()} for row in longest]
 
 
+def _times(total: Any) -> Row:
+    """The seconds of a kernel or of a whole, with their ends and bound."""
+    return {name: getattr(total, name) for name in ("time_s", "low_s", "high_s", "bound_s")}
+
+
 def _explained(schedule: Any, why: Any) -> Row:
-    kernel = why.kernel
-    return {"gpu": schedule.gpu.name, "policy": schedule.policy, "name": kernel.name, "module": why.module,
-            "count": why.count, "time_s": kernel.time_s, "low_s": kernel.low_s, "high_s": kernel.high_s,
-            "bound_s": kernel.bound_s, "limited_by": kernel.limited_by}  # fmt: skip
+    of = {"gpu": schedule.gpu.name, "policy": schedule.policy, "name": why.kernel.name}
+    return {**of, "module": why.module, "count": why.count, **_times(why.kernel), "limited_by": why.kernel.limited_by}
 
 
 def _fused(report: Any) -> tuple[list[Row], list[Row]]:
@@ -211,11 +209,14 @@ def _traced(report: Any) -> tuple[list[Row], list[Row]]:
         "TraceReport", [totals], lambda row, name: found.gpu.name if name == "gpu" else getattr(row, name)
     )
     groups = sorted(found.groups("op"), key=lambda group: -group.measured_s)[:MOST_KERNELS]
-    return figures, [
-        {"name": group.key, "count": len(group.rows), "measured_s": group.measured_s, "bound_s": group.known("bound_s"),
-         "modeled_s": group.known("modeled_s"), "of_roof": group.of_roof, "limited_by": group.wall}
-        for group in groups
-    ]  # fmt: skip
+    return figures, [_measured(group) for group in groups]
+
+
+def _measured(group: Any) -> Row:
+    """The runs of an op: how often, and its seconds as measured, at least and as modeled."""
+    known = {name: group.known(name) for name in ("bound_s", "modeled_s")}
+    of = {"name": group.key, "count": len(group.rows), "measured_s": group.measured_s}
+    return {**of, **known, "of_roof": group.of_roof, "limited_by": group.wall}
 
 
 def _first_rows(report: Any) -> tuple[list[Row], list[Row]]:

@@ -24,12 +24,29 @@ from memwall.core.errors import UsageError, need
 @click.option(
     "--port", type=click.IntRange(0, 65535), metavar="N", help="Of http; 0 takes any that is free. [default: 0]"
 )
-@click.option("--folder", type=click.Path(path_type=Path), default=".", metavar="DIR",
-              help="Targets and all other files lie below it. [default: the current folder]")  # fmt: skip
-@click.option("--time-limit", type=click.FloatRange(0, min_open=True), default=300.0, show_default=True, metavar="S",
-              help="Seconds that a call may take.")  # fmt: skip
-@click.option("--memory-limit", type=click.FloatRange(0.5), default=8.0, show_default=True, metavar="GB",
-              help="Memory that a call may take.")  # fmt: skip
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    default=".",
+    metavar="DIR",
+    help="Targets and all other files lie below it. [default: the current folder]",
+)
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(0, min_open=True),
+    default=300.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds that a call may take.",
+)
+@click.option(
+    "--memory-limit",
+    type=click.FloatRange(0.5),
+    default=8.0,
+    show_default=True,
+    metavar="GB",
+    help="Memory that a call may take.",
+)
 @options.debug
 def command(transport: str, port: int | None, folder: Path, time_limit: float, memory_limit: float) -> None:
     """Serve memwall's answers to a program with a language model, by the Model Context Protocol.

@@ -162,6 +162,21 @@ def test_requests_apart_run_at_once_and_an_answer_says_whose_it_is(start, tmp_pa
 
 
 @pytest.mark.skipif(not FORKS, reason="this system cannot fork a process that has imported torch")
+def test_a_request_that_is_cancelled_ends_and_the_others_do_not(start, tmp_path):
+    child, spinning, place = start(apart=True), tmp_path / "spinning", tmp_path / "go on"
+    first, second = child.send("spin", str(spinning)), child.send("await", str(place))
+    wait_for(spinning.exists)
+    child.cancel(first)
+    with pytest.raises(Lost, match="signal 9"):
+        child.receive(60.0)
+    assert child.answered == first
+    place.touch()
+    assert child.receive(60.0)[0] == "await" and child.answered == second
+    child.cancel(second)  # it has answered
+    assert child.ask(60.0, "word") == ("word", ())
+
+
+@pytest.mark.skipif(not FORKS, reason="this system cannot fork a process that has imported torch")
 def test_what_a_request_apart_prints_is_shown(start, monkeypatch, capfd):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     start(apart=True, shown=True).ask(60.0, "print", "from the model")
