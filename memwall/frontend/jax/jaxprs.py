@@ -184,7 +184,8 @@ class JaxprWriter:
         inner = eqn.params["jaxpr"]
         outer, self._mesh = self._mesh, dict(eqn.params["mesh"].shape)
         devices = int(np.prod([*self._mesh.values()], dtype=int))
-        self.notes[f"a shard_map over {devices:,} devices is what the first of them does"] = None
+        if devices > 1:
+            self.notes[f"a shard_map over {devices:,} devices is what the first of them does"] = None
         made = self.run(inner, self._parted(given, inner.invars))
         self._mesh = outer
         return self._parted(made, eqn.outvars)

@@ -215,6 +215,12 @@ def test_a_message_to_oneself_has_the_shape_of_its_result():
     assert outputs_of(traced(mapped, shape(64, 8))) == [((8, 64, 1), "float32")]
 
 
+@pytest.mark.parametrize(("devices", "notes"), [(1, 0), (4, 1)])
+def test_a_shard_map_over_several_devices_is_noted(devices, notes):
+    made = traced(_mapped(lambda x: x * 2, {"data": devices}, ("data",), ("data",)), shape(64, 8))
+    assert len(made.notes) == notes
+
+
 # -- modules -----------------------------------------------------------------------------------------------------------
 
 
