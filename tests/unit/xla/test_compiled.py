@@ -1,5 +1,7 @@
 """Plans of programs that XLA has compiled: bytes of each kernel by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from memwall.hardware.lookup import load_gpu
@@ -163,3 +165,12 @@ def test_what_a_kernel_returns_is_written_also_where_nothing_reads_it():
     )
     cost = planned(text, load_gpu("h100-sxm")).plan.groups[0].cost
     assert (cost.read_bytes, cost.write_bytes, cost.total_flops) == (32 * 4, 1, 32)
+
+
+@pytest.mark.parametrize(("gpu", "held"), [("h100-sxm", 64), ("tpu-v5e", 0)])
+def test_what_a_compiler_has_left_in_hbm_no_tpu_holds_in_vmem(gpu, held):
+    """A kernel reads again the 64 bytes that the one before it wrote; a GPU's L2 is a cache and has them."""
+    found = plan("mlp_h100-sxm", "h100-sxm")
+    context = PlanContext.of(found.graph, found.plan)
+    again = replace(context.kinds[0], reuse=((64, 64),))
+    assert again.resident_bytes(load_gpu(gpu), context.is_placed) == held
