@@ -33,10 +33,8 @@ from memwall.hardware.chips import Chip
 #: floating, in which only factors of axes say shapes, as many as there are axes
 FOLDED, _FACTORS = 8192, 8
 #: ops of weights alone that run in every step all the same: products read what is stored, and others draw numbers
-_EVERY_STEP = frozenset((
-    "onnx.DequantizeLinear", "microsoft.DequantizeLinear", "onnx.RandomNormal", "onnx.RandomNormalLike",
-    "onnx.RandomUniform", "onnx.RandomUniformLike", "onnx.Bernoulli",
-))  # fmt: skip
+_RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli")
+_EVERY_STEP = frozenset(("microsoft.DequantizeLinear", *(f"onnx.{name}" for name in ("DequantizeLinear", *_RANDOM))))
 #: prefixes of inputs that hold keys and values of earlier steps, as exporters of language models name them
 _CACHES = ("past_key_values", "past_", "past.", "cache_", "key_cache", "value_cache")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,10 @@ def as_artifact(path: Path, platform: str) -> bytes:
 
     around = jax.export.export(jax.jit(alike, keep_unused=True), platforms=(platform,))(*given)
     stablehlo.register_stablehlo_passes()
-    try:
-        with module.context:  # an artifact holds no CHLO
-            PassManager.parse("builtin.module(func.func(chlo-legalize-to-stablehlo))").run(module.operation)
-            content = stablehlo.serialize_portable_artifact(module, stablehlo.get_minimum_version())
-    except Exception as error:  # jaxlib's own kinds of errors
-        raise UsageError(f"{path} is not of StableHLO alone, which policy xla compiles: {message_of(error)}") from error
+    with _refusing(module.context, f"{path} is not of StableHLO alone, which policy xla compiles"):
+        # an artifact holds no CHLO
+        PassManager.parse("builtin.module(func.func(chlo-legalize-to-stablehlo))").run(module.operation)
+        content = stablehlo.serialize_portable_artifact(module, stablehlo.get_minimum_version())
     return bytes(dataclasses.replace(around, mlir_module_serialized=content).serialize())
 
 
@@ -102,15 +101,22 @@ def _module(path: Path, read: Callable[[Any], Any]) -> Any:
     """What is read in a context of MLIR; a UsageError with the first of its complaints, which it would print."""
     from jax.interpreters import mlir
 
-    context, said = mlir.make_ir_context(), list[str]()
+    context = mlir.make_ir_context()
+    with _refusing(context, f"{path} is no module of StableHLO, or is cut short"):
+        return read(context)
+
+
+@contextmanager
+def _refusing(context: Any, what: str) -> Iterator[None]:
+    """What MLIR refuses within a context is a UsageError: ``what`` is wrong, and the first of its complaints."""
+    said: list[str] = []
     with context:
         handler = context.attach_diagnostic_handler(lambda each: said.append(each.message) or True)  # type: ignore
         try:
-            return read(context)
+            yield
         except Exception as error:  # jaxlib's own kinds of errors
             lines = [*said, *(line for line in message_of(error).splitlines() if "error" in line), message_of(error)]
-            why = lines[0].strip().splitlines()[0]
-            raise UsageError(f"{path} is no module of StableHLO, or is cut short: {why}") from error
+            raise UsageError(f"{what}: {lines[0].strip().splitlines()[0]}") from error
         finally:
             handler.detach()
 
