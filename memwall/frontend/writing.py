@@ -27,7 +27,9 @@ class GraphWriter:
         self.ops: list[Op] = []
         self.free_calls: Counter[str] = Counter()
         self.module, self.source, self.phase, self.again = "", "", "forward", False
-        self._max_ops, self._trips = max_ops, 0
+        self._max_ops = max_ops
+        #: ops that were there when the last trip began, and trips since then that have written none
+        self._written, self._idle = 0, 0
         self._specs: dict[TensorSpec, TensorSpec] = {}
 
     def array(self, shape: Sequence[int], dtype: str, role: str = "activation", name: str = "") -> int:
@@ -89,13 +91,14 @@ class GraphWriter:
         return len(self.ops) - 1
 
     def trip(self) -> None:
-        """A trip of a loop that is written out, also one that writes no op.
+        """A trip of a loop that is written out begins.
 
         Raises:
-            UsageError: there are more of them than ops are allowed.
+            UsageError: there are more that write no op, one after another, than ops are allowed.
         """
-        self._check(self._trips)
-        self._trips += 1
+        before, self._written = self._written, len(self.ops)
+        self._idle = self._idle + 1 if before == self._written else 0
+        self._check(self._idle)
 
     def _check(self, written: int) -> None:
         if written >= self._max_ops:

@@ -250,6 +250,7 @@ class JaxprWriter:
         stacked = [self._array(var.aval) for var in eqn.outvars[carried:]]
         order = range(length - 1, -1, -1) if said["reverse"] else range(length)
         for number in order:
+            writer.trip()
             with self._scope(f"{'' if self._scopes and self._scopes[-1] else 'scan.'}{number}"):
                 own = [
                     None if each is None else self._view("dynamic_slice", each, item(writer.spec(each), number))
@@ -274,6 +275,7 @@ class JaxprWriter:
             trips, text = self.trips, "time" if self.trips == 1 else "times"
             self.notes[f"a while loop of unknown length runs {trips:,} {text} (--assume trips=N)"] = None
         for number in range(trips):
+            self.writer.trip()
             with self._scope(f"while.{number}"):
                 self.closed(said["cond_jaxpr"], [*of_test, *carry])
                 carry = self.closed(said["body_jaxpr"], [*of_body, *carry])

@@ -1,9 +1,10 @@
-"""What is written into a graph: shapes seen anew."""
+"""What is written into a graph: shapes seen anew, and loops without an end."""
 
 import pytest
 
+from memwall.core.errors import UsageError
 from memwall.core.graph import TensorSpec
-from memwall.frontend.writing import reshape_strides
+from memwall.frontend.writing import GraphWriter, reshape_strides
 
 #: shape and strides, another shape, and the strides with which torch's ``view`` sees it: None where it refuses
 CASES = [
@@ -21,3 +22,14 @@ CASES = [
 @pytest.mark.parametrize(("shape", "strides", "wanted", "seen"), CASES)
 def test_a_reshape_is_a_view_where_strides_allow_one(shape, strides, wanted, seen):
     assert reshape_strides(TensorSpec(shape, strides, "float32"), wanted) == seen
+
+
+def test_trips_that_write_nothing_end_and_others_are_as_many_as_there_are_ops():
+    to = GraphWriter(max_ops=5)
+    for _ in range(5):
+        to.trip()
+        to.op("lax.full", (), (to.array((8,), "float32"),))
+    for _ in range(5):
+        to.trip()
+    with pytest.raises(UsageError, match="more than 5 ops"):
+        to.trip()
