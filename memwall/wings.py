@@ -44,7 +44,7 @@ WINGS: Mapping[str, Wing] = {
         parts={
             **_each("", "covers generate"), **_each("kernel", "Kernel"), **_each("planned", "Toolchain compiled_plan"),
             **_each("page", "compiled_section"), **_each("compiling", "triton_version"),
-            **_each("occupancy", "find_target architecture_of"),
+            **_each("occupancy", "find_target architecture_of"), **_each("user_kernels", "built_kernel CompiledKernel"),
             **_each("emit", "EMITTED INDEX check_folder kernel_files write_folder"),
         },
     ),

@@ -214,6 +214,13 @@ def _answers(
                 compiler.close()
 
 
+def compiler_variables(scratch: Path) -> dict[str, str]:
+    """The variables of a child that compiles: it leaves nothing outside of a folder, and says what ptxas says."""
+    variables = {key: value for key, value in environment().items() if key != "TRITON_INTERPRET"}
+    variables |= {"TRITON_CACHE_DIR": str(scratch / "triton"), "TRITON_ALWAYS_COMPILE": "1"}
+    return variables | {"TRITON_DUMP_PTXAS_LOG": "1"}
+
+
 class _Compiler:
     """One child process with its own folder, started on demand and restarted when lost."""
 
@@ -237,10 +244,7 @@ class _Compiler:
             "warp_size": CHIPS[architecture].warp_size,
         }
         if self.process is None:
-            variables = {key: value for key, value in environment().items() if key != "TRITON_INTERPRET"}
-            variables |= {"TRITON_CACHE_DIR": str(self.scratch / "triton"), "TRITON_ALWAYS_COMPILE": "1"}
-            variables["TRITON_DUMP_PTXAS_LOG"] = "1"
-            self.process = Child(answer, variables)
+            self.process = Child(answer, compiler_variables(self.scratch))
         try:
             said: dict[str, Any] = self.process.ask(self.limit_s, job)
             return said
@@ -275,9 +279,14 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return _compile(job)
     except Exception as error:  # any exception of a compiler is an answer about one kernel
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        named = (line for line in lines if re.match(r"ptxas\b.*\b(error|fatal)\s*:", line))
-        return {"error": f"{type(error).__name__}: {next(named, lines[-1] if lines else '')[:300]}"}
+        return {"error": message_of_compiler(error)}
+
+
+def message_of_compiler(error: Exception) -> str:
+    """What a compiler says, in one line: ptxas's own where it is among them."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = (line for line in lines if re.match(r"ptxas\b.*\b(error|fatal)\s*:", line))
+    return f"{type(error).__name__}: {next(named, lines[-1] if lines else '')[:300]}"
 
 
 def _compile(job: Mapping[str, Any]) -> dict[str, Any]:

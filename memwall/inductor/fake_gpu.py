@@ -19,6 +19,7 @@ import torch
 from memwall.core import compat
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
+from memwall.frontend.triton.driver import triton_driver
 from memwall.fusion.policies import why_not
 from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu, match_device
@@ -80,7 +81,7 @@ def fake_gpu(gpu: Gpu) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.callback(_forget)
         stack.enter_context(_device_guard())
-        stack.enter_context(_triton_driver(known))
+        stack.enter_context(triton_driver(lambda: known))
         for owner, answers in _answers(gpu, known, interfaces):
             for name, answer in answers.items():
                 if hasattr(owner, name):
@@ -155,41 +156,6 @@ def _conv_format(images: torch.Tensor, weight: torch.Tensor, backend: Any) -> to
 def _tflops(gpu: Gpu, dtype: torch.dtype) -> float:
     pipe = Pipe("vector", "float32") if dtype is torch.float32 else product_pipe(str(dtype).removeprefix("torch."), {})
     return gpu.peak(pipe) / 1e12
-
-
-@contextlib.contextmanager
-def _triton_driver(known: SimpleNamespace) -> Iterator[None]:
-    import triton
-    from triton.backends.compiler import GPUTarget
-
-    target = GPUTarget("cuda", known.major * 10 + known.minor, known.warp_size)
-    described = {
-        "max_shared_mem": known.shared_memory_per_block_optin,
-        "max_num_regs": known.regs_per_multiprocessor,
-        "multiprocessor_count": known.multi_processor_count,
-        "sm_clock_rate": known.clock_rate,
-        "warpSize": known.warp_size,
-    }
-    stub = SimpleNamespace(
-        get_current_target=lambda: target,
-        get_current_device=lambda: 0,
-        get_current_stream=lambda *args: 0,
-        get_device_capability=lambda *args: (known.major, known.minor),
-        is_active=lambda: True,
-        get_device_interface=lambda: torch.cuda,
-        get_active_torch_device=lambda: torch.device("cuda", 0),
-        utils=SimpleNamespace(get_device_properties=lambda *args: described),
-    )
-    driver = triton.runtime.driver
-    held = (compat.name_of("active_driver"), compat.name_of("default_driver"), "active")
-    before = {name: value for name, value in vars(driver).items() if name in held}
-    driver.set_active(stub)
-    try:
-        yield
-    finally:
-        for name in held:
-            vars(driver).pop(name, None)
-        vars(driver).update(before)
 
 
 @contextlib.contextmanager

@@ -78,6 +78,7 @@ class KernelWork:
     grid: tuple[int, int, int]
     num_warps: int
     num_stages: int
+    num_ctas: int
     ir: str
     op_class: str
     flops: tuple[tuple[str, str, int], ...] = ()

@@ -21,7 +21,7 @@ _MESSAGE_CHARS = 300
 _LINE_CHARS = 100
 _PACKAGES = frozenset(("site-packages", "dist-packages"))
 #: installed packages whose lines are not the user's
-_MACHINERY = ("torch", "click", "memwall", "jax", "jaxlib", "flax", "optax", "equinox", "haiku")
+_MACHINERY = ("torch", "triton", "click", "memwall", "jax", "jaxlib", "flax", "optax", "equinox", "haiku")
 
 
 #: Part of a message of torch's → how to fix it.

@@ -3,6 +3,7 @@
 1. ``workload()`` returning :class:`memwall.Workload`; one that takes ``mode`` is told it
 2. ``model()`` with ``inputs()``; ``model()`` may return a function of JAX or a module of flax, haiku or equinox
 3. class ``Model`` with ``get_inputs()`` and optionally ``get_init_inputs()``
+4. ``launch()``, which launches kernels, ``kernel[grid](...)``, on tensors that it makes or that ``inputs()`` returns
 
 Each may have ``loss(output)`` and ``optimizer(parameters)`` next to it, and for a step with a cache
 ``prefill_inputs(batch, prompt)`` and ``decode_inputs(batch, context)``.
@@ -156,6 +157,8 @@ def by_contract(source: Source) -> Workload | Program:
         return _assemble(source, source.get("model"))
     if inspect.isclass(module_class):
         return _assemble(source, module_class)
+    if callable(source.get("launch")):
+        return _launching(source, source.get("launch"))
     raise UsageError(
         f"{source.shown} has neither workload(), nor model() with inputs(), nor a class Model with get_inputs(); "
         f"name one as {source.shown}:NAME with --input 'f32[8,1024]', or write, at least:\n\n" + SMALLEST
@@ -172,6 +175,8 @@ def by_name(source: Source, name: str) -> Workload | Program:
         return _override(source, found)
     if _returns_workload(found, name):
         return _from_workload(source, found)
+    if inspect.isfunction(found) and name.startswith("launch"):
+        return _launching(replace(source, name=name), found)
     if callable(found):
         return _assemble(replace(source, name=name), found)
     if found is not None:
@@ -216,6 +221,18 @@ def _assemble(source: Source, maker: Any) -> Workload | Program:
     loss, optimizer = source.optional("loss"), source.optional("optimizer") or "adamw"
     context = source.sizes.get("context")
     return Workload(model, inputs, loss, optimizer, source.name, source.target, context=context, samples=samples)
+
+
+def _launching(source: Source, launch: Callable[..., Any]) -> Workload | Program:
+    """A workload of a function that launches kernels; its sizes are its own where nothing else makes its tensors."""
+    from memwall.frontend.targets.launching import Launching
+
+    if source.input_specs or any(callable(source.get(name)) for name in _INPUT_NAMES):
+        return _assemble(source, Launching(at_home(launch, source.folder)))
+    takers: dict[str, set[str]] = {}
+    call = at_home(_with_sizes(launch, source.sizes, takers), source.folder)
+    _refuse_untaken(source, takers)
+    return Workload(Launching(call), (), name=source.name, target=source.target)
 
 
 #: packages of JAX programs

@@ -38,7 +38,7 @@ def load_file(path: Path) -> ModuleType:
     import torch  # noqa: F401  before the user's file, so that the import is not run without .pyc
 
     seed()
-    if _mentions_jax(path):
+    if _mentions(path, b"jax"):
         start_jax()
     for name in _siblings:
         sys.modules.pop(name, None)
@@ -89,10 +89,17 @@ def without_devices() -> Iterator[None]:
         yield
 
 
-def _mentions_jax(path: Path) -> bool:
+def _mentions(path: Path, word: bytes) -> bool:
     with suppress(OSError):
-        return b"jax" in path.read_bytes()
+        return word in path.read_bytes()
     return False
+
+
+def start_triton(path: Path) -> None:
+    """Import Triton where a file mentions it, so that its driver can be asked while the file is loaded."""
+    if _mentions(path, b"triton"):
+        with suppress(ImportError):
+            importlib.import_module("triton")
 
 
 def start_jax() -> None:

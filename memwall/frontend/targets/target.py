@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from memwall.core.errors import UsageError, nearest
 from memwall.frontend.program import Program, not_a_module
 from memwall.frontend.targets.contract import Source, Workload, by_contract, by_name
-from memwall.frontend.targets.loading import importable, load_file, load_module
+from memwall.frontend.targets.loading import importable, load_file, load_module, start_triton
 from memwall.frontend.targets.sizes import check_mode, read_dims, read_sizes
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
 
@@ -125,6 +125,9 @@ def named(
 
     from memwall.frontend.torch.process.cuda_answers import cuda_answers
     from memwall.frontend.torch.process.device import TracedDevice
+
+    if kind == "file":
+        start_triton(Path(place))
 
     def made() -> Workload | Program:
         source = Source(*_loaded(kind, place), target, sizes, input_specs, mode)

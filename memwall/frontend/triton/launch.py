@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,8 +79,8 @@ def launch_of(kernel: Any, grid: Any, args: Sequence[Any], options: Mapping[str,
     try:
         raw, read = _irs(source, target, backend, settings)
     except Exception as error:  # a compiler may raise anything about a kernel
-        at = re.match(r"at (\d+):\d+:", str(error))
-        where = f"{place.rpartition(':')[0]}:{int(place.rpartition(':')[2]) + int(at[1]) - 1}" if at else place
+        (file, _, first), at = place.rpartition(":"), re.match(r"at (\d+):\d+:", str(error))
+        where = f"{file}:{int(first) + int(at[1]) - 1}" if at else place
         raise UsageError(f"{where}: Triton refuses {kernel.__name__}: {_line(error)}") from error
     numbers = tuple(_numbers(signature.values(), bound.values()))
     return TritonCall(
@@ -104,10 +104,11 @@ def _grid(kernel: Any, grid: Any, bound: Mapping[str, Any], place: str) -> tuple
     found = grid(_Given(bound)) if callable(grid) else grid
     if isinstance(found, int):
         found = (found,)
-    if not isinstance(found, (tuple, list)) or not 1 <= len(found) <= 3:
-        raise UsageError(
-            f"{place}: {kernel.__name__} is launched without a grid; write {kernel.__name__}[(programs,)](...)"
-        )
+    if not isinstance(found, (tuple, list)):
+        name = kernel.__name__
+        raise UsageError(f"{place}: {name} is launched without a grid; write {name}[(programs,)](...)")
+    if not 1 <= len(found) <= 3:
+        raise UsageError(f"{place}: {kernel.__name__} is launched with a grid of {len(found)} sizes; want one to three")
     sizes = [int(size) for size in found]
     if any(size < 0 for size in sizes):
         raise UsageError(f"{place}: {kernel.__name__} is launched with the grid {tuple(sizes)}: no size is below 0")
@@ -159,10 +160,10 @@ def _numbers(kinds: Any, given: Any) -> Iterator[int | None]:
 
 
 def _place_of(kernel: Any) -> str:
-    """The file and line of a kernel's definition."""
-    function: Callable[..., Any] = inspect.unwrap(kernel.fn)
-    code = function.__code__
-    return f"{code.co_filename}:{getattr(kernel, 'starting_line_number', None) or code.co_firstlineno}"
+    """The file and line of a kernel's ``def``."""
+    lines, first = inspect.getsourcelines(kernel.fn)
+    ahead = next((at for at, line in enumerate(lines) if line.lstrip().startswith("def ")), 0)
+    return f"{kernel.fn.__code__.co_filename}:{first + ahead}"
 
 
 def _line(error: BaseException) -> str:

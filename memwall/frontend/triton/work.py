@@ -49,6 +49,7 @@ def work_of_launch(launch: TritonCall, rooms: Mapping[str, Room], trips: int = 1
         grid=launch.grid,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
+        num_ctas=launch.num_ctas,
         ir=keep_ir(launch.ir),
         op_class=_class_of(ledger),
         flops=tuple((kind, str(pipe), count) for (kind, pipe), count in ledger.flops.items() if count),

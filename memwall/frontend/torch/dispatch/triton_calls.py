@@ -18,7 +18,7 @@ from unittest.mock import patch
 import torch
 
 from memwall.core import compat
-from memwall.core.errors import Unsupported
+from memwall.core.errors import Unsupported, UsageError
 from memwall.frontend.torch.dispatch.recorder import Recorder
 from memwall.frontend.torch.dispatch.tensors import freeze
 from memwall.frontend.triton.launch import launch_of
@@ -47,6 +47,7 @@ def triton_calls(recorder: Recorder, note: Callable[[str], Any], capability: int
     with (
         plain,
         patch.object(JITFunction, "run", run),
+        patch.object(JITFunction, "__call__", run),
         patch.object(Autotuner, "run", lambda it, *args, **kwargs: tune(it, args, kwargs)),
     ):
         yield
@@ -112,7 +113,11 @@ class _Launches:
         if kernel.is_gluon():
             self.note(f"{name} is written in Gluon, whose IR is not read: its tensors are counted")
             return None
-        launch = launch_of(kernel, grid, args, kwargs, self.capability)
+        try:
+            launch = launch_of(kernel, grid, args, kwargs, self.capability)
+        except UsageError as error:
+            where = self.recorder.lines.here()
+            raise UsageError(f"{error} (launched at {where})" if where else str(error)) from error
         rooms = {argument: _room(tensor) for argument, tensor in tensors.items()}
         key = launch, tuple(rooms.items())
         if key not in self.known:

@@ -31,6 +31,7 @@ from memwall.frontend.torch.dispatch.streams import (
     default_stream,
     set_stream,
 )
+from memwall.frontend.triton.driver import triton_driver
 from memwall.hardware.chips import chip_of, target_of
 from memwall.hardware.lookup import Gpu
 
@@ -308,6 +309,7 @@ def cuda_answers(gpu: Gpu) -> Iterator[dict[str, None]]:
                 for name, value in values.items():
                     if hasattr(home, name):
                         stack.enter_context(patch.object(home, name, value))
+            stack.enter_context(triton_driver(lambda: answer("get_device_properties")))
             _forget_cached()
             stack.callback(_forget_cached)
             stack.callback(_OPEN.clear)
