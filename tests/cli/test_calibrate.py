@@ -1,5 +1,7 @@
 """``memwall calibrate``: what it writes and how it fails. One test measures this machine for real, roughly."""
 
+from unittest.mock import patch
+
 import pytest
 
 from memwall.bench.calibrate import run as calibration
@@ -9,6 +11,7 @@ from memwall.hardware.host import load_host
 from memwall.hardware.lookup import load_gpu
 from tests.unit.bench import test_calibrate_host as host
 from tests.unit.bench.test_calibrate import ANSWER, quantities
+from tests.unit.places import ROOT
 
 
 @pytest.fixture
@@ -99,10 +102,19 @@ def test_without_a_gpu_cuda_says_so(run, tmp_path):
     assert "no CUDA device" in result.err
 
 
+def measured_small(job):
+    """What the child calls: caches of 8 MiB at most, as arrays in DRAM are eight times as large as the last one."""
+    small = {name: min(size, 8 << 20) for name, size in calibration.cache_bytes().items()}
+    with patch.object(calibration, "cache_bytes", lambda: small):
+        return calibration.measure_here(job)
+
+
 @pytest.mark.versions
-def test_this_machine_for_real(run, tmp_path):
+def test_this_machine_for_real(run, tmp_path, monkeypatch):
     """Wide limits: any x86 or ARM core of this century, however busy."""
     pytest.importorskip("torch")
+    monkeypatch.setattr(calibration, "measure_here", measured_small)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     path = tmp_path / "cpu.toml"
     result = run("calibrate", "-o", str(path), "--rounds", "3", "--accept-busy")
     assert result.code == 0, result.err

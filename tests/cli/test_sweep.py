@@ -278,20 +278,15 @@ def test_a_worker_that_is_killed_loses_nothing(tmp_path, engine):
     assert frame[(frame["batch"] == 2) & (frame["gpu"] == "h100-sxm")]["time_s"].item() == alone.totals.time_s
 
 
-def test_every_engine_makes_the_same_rows_and_files(mlp, tmp_path, monkeypatch):
-    """In this process, in as many as there are cores, and on a cluster of one."""
+def test_as_many_processes_as_cores_make_the_same_rows_and_files(mlp, tmp_path, monkeypatch):
+    """As this process alone; those of Dask are compared in test_sweep_dask.py."""
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     vary = {"batch": [1, 2, 4], "mode": ["inference", "training"], "gpu": ["a100", "h100"]}
-    frames, files = [], []
-    engines = [{"workers": 0}, {}]
-    if importlib.util.find_spec("distributed") and importlib.util.find_spec("cryptography"):
-        engines.append({"engine": "dask", "workers": 1})
-    for number, options in enumerate(engines):
-        keep = tmp_path / str(number)
-        frames.append(memwall.sweep(mlp, vary, keep=keep, **options))
-        files.append({path.name: path.read_bytes() for path in keep.iterdir()})
-    for frame, kept in zip(frames[1:], files[1:], strict=True):
-        assert frame.equals(frames[0]) and kept == files[0]
+    alone, several = (memwall.sweep(mlp, vary, keep=tmp_path / kept, **options)
+                      for kept, options in (("alone", {"workers": 0}), ("several", {})))  # fmt: skip
+    assert several.equals(alone)
+    files = [{path.name: path.read_bytes() for path in (tmp_path / kept).iterdir()} for kept in ("alone", "several")]
+    assert files[0] == files[1]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("distributed") is not None, reason="Dask is installed")
