@@ -9,6 +9,7 @@ import memwall
 from memwall.analysis.validation import measurements
 from memwall.cli import main
 from tests.unit.gating import run_here
+from tests.unit.small_caches.fixture import small_caches  # noqa: F401
 
 MODEL = """
 import torch

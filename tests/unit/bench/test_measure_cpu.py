@@ -22,6 +22,7 @@ from memwall.core.flow import Flow
 from memwall.fusion import Group, plan_graph
 from memwall.record.measurement import Sensors
 from tests.unit.processes import wait_for
+from tests.unit.small_caches.fixture import small_caches  # noqa: F401
 
 PLANTED = str(Path(__file__).parents[1] / "planted.py")
 #: any spec will do where only the clock is tested
