@@ -68,6 +68,12 @@ class Lost(Exception):
         self.status, self.code, self.last = status, code, last
 
 
+def check_children() -> None:
+    """Raises ``MissingError``: this system has no such children."""
+    if not hasattr(os, "killpg"):  # nor can a pipe be handed on
+        raise MissingError("this runs the model in a process of its own, which needs Linux or macOS; use WSL here")
+
+
 class Child:
     """A running process; :meth:`stop` kills it and its children.
 
@@ -97,8 +103,7 @@ class Child:
         shown: bool = False,
         apart: bool = False,
     ) -> None:
-        if not hasattr(os, "killpg"):  # nor can a pipe be handed on
-            raise MissingError("this runs the model in a process of its own, which needs Linux or macOS; use WSL here")
+        check_children()
         self.answered: int | None = None
         self._sent = 0
         mine, theirs = multiprocessing.Pipe()

@@ -3,7 +3,9 @@ where nobody waits for it any more."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,6 +147,10 @@ class ToolCalls:
         is_handle = isinstance(value, str) and value.startswith(SCHEME)
         return str(self.records.file_of(value)) if is_handle else value
 
+    def _said(self, error: MemwallError) -> MemwallError:
+        """An error that names records by their handles and not by the server's files."""
+        return UsageError(re.sub(rf"{re.escape(str(self._own))}/(\w+)\.json", rf"{SCHEME}\1", str(error)))
+
     async def _made(self, asked: AskedTool) -> RanTool:
         ready = self._process(_kind_of(asked))
         number, call = ready.child.send(asked), _Waiting()
@@ -156,18 +162,15 @@ class ToolCalls:
             limit = f"{self._limits.time_s:g} s"
             raise UsageError(f"it took longer than {limit}, the --time-limit of the server") from None
         finally:
-            if ready.waiting.pop(number, None) and not call.done.is_set():
-                self._cancel(ready, number)
+            ready.waiting.pop(number, None)
+            if not FORKS:  # it has seen a call
+                self._drop(ready, UsageError("it was stopped"))
+            elif not call.done.is_set():
+                ready.child.cancel(number)
         if isinstance(call.made, MemwallError):
-            raise call.made
+            raise self._said(call.made)
         assert call.made is not None
         return call.made
-
-    def _cancel(self, ready: _Ready, number: int) -> None:
-        if FORKS:
-            ready.child.cancel(number)
-        else:  # it answers itself, one call at a time
-            self._drop(ready, UsageError("another call was cancelled; ask again"))
 
     def _drop(self, ready: _Ready, reason: MemwallError) -> None:
         for kind in [kind for kind, each in self._ready.items() if each is ready]:
@@ -198,6 +201,9 @@ class ToolCalls:
                     self._drop(ready, UsageError(f"the process that answers ended: {lost}"))
                     return
                 made = UsageError(f"running it: {lost}")
+            except Exception as error:  # what a model has made of its answer
+                self._drop(ready, UsageError(f"the answer cannot be read: {type(error).__name__}"))
+                return
             if call := ready.waiting.get(ready.child.answered or 0):
                 call.made = made
                 call.done.set()
@@ -210,6 +216,7 @@ class ToolCalls:
                 for line in os.read(pipe, 1 << 16).decode(errors="replace").splitlines():
                     handle, _, message = line.partition(" ")
                     if (say := self._say.get(handle)) is not None:
-                        await say(message)
+                        with contextlib.suppress(Exception):  # a client that is gone
+                            await say(message)
         finally:
             os.close(pipe)

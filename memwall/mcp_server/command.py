@@ -11,6 +11,7 @@ from memwall.cli import options
 from memwall.cli.output import Messages
 from memwall.cli.parsing import Command
 from memwall.core.errors import UsageError, need
+from memwall.core.process import check_children
 
 
 @click.command("mcp", cls=Command)
@@ -51,11 +52,12 @@ from memwall.core.errors import UsageError, need
 def command(transport: str, port: int | None, folder: Path, time_limit: float, memory_limit: float) -> None:
     """Serve memwall's answers to a program with a language model, by the Model Context Protocol.
 
-    The tools are bound, profile, explain, fuse, compare, serve, gpus and trace; they take the words of the commands. An
+    The tools are profile, explain, fuse, compare, serve, gpus and trace; they take the words of the commands. An
     answer has at most 2 kB and a handle, under which the whole record is a resource. A call runs in a process of its
     own, sees files below --folder alone and no network, and is ended at its limits.
     """
     need("mcp", "mcp")
+    check_children()
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}")
     if port is not None and transport != "http":

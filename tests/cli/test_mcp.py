@@ -57,6 +57,7 @@ def place(tmp_path_factory) -> Path:
         "crash": "os.kill(os.getpid(), 11)",
         "reads": f"open({str(top / 'secret.toml')!r})",
         "connects": "socket.create_connection(('127.0.0.1', 9))",
+        "kills": "os.kill(os.getppid(), 9)",
         "prints": "print('{\"jsonrpc\": \"2.0\"}'); os.write(1, b'not the protocol')",
     }
     for name, line in lines.items():
@@ -257,6 +258,17 @@ def test_a_hostile_call_gets_an_error_in_a_line(caller, tool, given, said):
 def test_no_resource_is_a_file(caller, uri):
     with pytest.raises(MCPError, match=r"no (resource|record|schema)"):
         caller.ask(caller.client.read_resource, uri)
+
+
+def test_a_model_that_kills_what_answers_stops_no_further_call(caller):
+    assert "the process that answers ended" in caller.call("profile", target="kills.py")
+    assert caller.call("gpus", names=["h100-sxm"])["figures"]
+
+
+def test_an_error_names_a_record_by_its_handle(caller, profiled):
+    compared = caller.call("compare", targets=[profiled["record"]], gpu=["h100-sxm", "a100-80gb-sxm"])
+    error = caller.call("explain", target=compared["record"], explain=["relu"])
+    assert error.startswith(f"{compared['record']} is not a memwall.profile record")
 
 
 def test_what_a_model_prints_is_no_message(caller):

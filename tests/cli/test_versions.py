@@ -212,7 +212,7 @@ def test_commands_run(run, gates, folder, monkeypatch):
         ("accuracy", "measured.json"), ("comm", "--cluster", "dgx-h100", "--max", "2K"), ("ops", "contraction"),
         ("gpus", "h100"), ("clusters", "dgx-h100"), ("cache",),
     )  # fmt: skip
-    elsewhere = {"serve", "search", "calibrate"}  # above, and in test_calibrate.py
+    elsewhere = {"serve", "search", "calibrate", "mcp"}  # above, and in test_calibrate.py and test_mcp.py
     assert {words[0] for words in commands} | elsewhere == {*COMMANDS}
     for words in commands:
         with gates.shared():
