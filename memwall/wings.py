@@ -58,6 +58,14 @@ WINGS: Mapping[str, Wing] = {
         policies={"xla": "compiled.xla_plan"},
         parts={**_each("compiled", "compiled plan_of planned")},
     ),
+    "bound": Wing(
+        about="the speed of light of a kernel, and how good a measured time is",
+        commands={"bound": "command"},
+        pages={"KernelBounds": "page.BoundReport"},
+        questions={"bound": "question.BoundOptions"},
+        records={"bound": ("answer.KernelBounds", "the speed of light of a kernel, and what reaches it")},
+        parts={**_each("run", "bound"), **_each("question", "BoundOptions BoundStep")},
+    ),
     "fuse": Wing(
         about="what fusion would win, what it misses and why, and the code of it",
         records={

@@ -19,7 +19,7 @@ from tests.unit.places import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
-PUBLIC = {
+PUBLIC = {"bound",
     "profile", "compare", "Workload", "Profile", "Comparison", "load_gpu", "on_host", "Gpu", "register_cost", "Cost",
     "Call", "Pipe", "MemwallError", "parallel", "serve", "sweep", "trace", "__version__",
 }  # fmt: skip

@@ -28,6 +28,7 @@ BROKEN_PIPE = 141
 COMMANDS = {
     "profile": "Say where each microsecond of a model goes, on any GPU.",
     "compare": "Put one workload on several GPUs, or several profiles, side by side.",
+    "bound": "Say how fast a kernel could be, and whether a measured time is good.",
     "serve": "Say what a server of a language model does under load.",
     "sweep": "Evaluate a model at thousands of points: GPUs, batches, precisions, layouts.",
     "search": "Find the cheapest way to serve a load within objectives.",

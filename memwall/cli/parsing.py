@@ -66,9 +66,10 @@ class SeveralOption(click.Option):
 
 #: title in a command's help -> its options, in this order
 OPTION_GROUPS: Mapping[str, str] = {
-    "Model and inputs": "mode batch seq dtype input autocast optimizer prompt generate concurrency rate context lengths"
-    " prefix-hit trace global-batch image images video seconds no-grad assume real max-ops no-replay strict",
-    "Hardware": "gpu gpus host cluster price device",
+    "Model and inputs": "mode batch seq dtype input dim kernel csv measured autocast optimizer prompt generate"
+    " concurrency rate context lengths prefix-hit trace global-batch image images video seconds no-grad assume real"
+    " max-ops no-replay strict",
+    "Hardware": "gpu gpus clock host cluster price device",
     "How it runs": "policy cuda-graph attention what-if executor weights kv slo engine utilization draft draft-tokens"
     " accept closed-form",
     "Many GPUs": "parallel tp ep dp pp disaggregate world nodes rank scale state no-overlap among",
@@ -80,6 +81,7 @@ OTHER_OPTIONS = "More"
 FIRST_OPTIONS: Mapping[str, str] = {
     "profile": "mode batch seq dtype gpu policy what-if parallel output json explain by",
     "compare": "mode batch seq dtype gpu price policy machines output json",
+    "bound": "measured kernel csv clock dim input dtype gpu policy output json",
     "serve": "prompt generate concurrency rate gpu weights tp slo price output json",
     "sweep": "vary where best pareto top price output",
     "search": "mode concurrency rate prompt generate gpu gpus slo price global-batch output",

@@ -18,11 +18,12 @@ from memwall.wings import part
 
 #: records with a schema
 SCHEMAS = ("profile", "measurement", "comparison", "fusion", "gate", "trace", "trace_comparison", "accuracy", "history",
-           "emit", "serving", "settings")  # fmt: skip
+           "emit", "serving", "bound", "settings")  # fmt: skip
 #: other records than profiles -> the class of what they hold, and options of its page
 RECORDS: Mapping[str, tuple[str, set[str]]] = {
     "memwall.fusion": ("SavedFusion", {"top"}),
     "memwall.serving": ("SavedServing", set()),
+    "memwall.bound": ("KernelBounds", set()),
 }
 
 

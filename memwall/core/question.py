@@ -95,9 +95,9 @@ def _types(hint: Any) -> Iterator[type]:
         yield origin
 
 
-def signature_of(question: Any) -> Callable[[F], F]:
-    """A decorator: a function that takes the options of a question as ``**`` keywords says them in its signature, and
-    behind its docstring what the question's says of its attributes."""
+def signature_of(*questions: Any) -> Callable[[F], F]:
+    """A decorator: a function that takes the options of questions as ``**`` keywords says them in its signature, and
+    behind its docstring what the questions' say of their attributes."""
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
@@ -105,12 +105,14 @@ def signature_of(question: Any) -> Callable[[F], F]:
         named = {p.name for p in own}
         asked = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=said.default, annotation=said.hint)
+            for question in questions
             for name, said in options_of(question).items()
             if name not in named
         ]
         function.__signature__ = signature.replace(parameters=[*own, *asked])  # type: ignore[attr-defined]
         function.__annotations__.update({p.name: p.annotation for p in asked})
-        if attributes := inspect.cleandoc(question.__doc__ or "").partition("\nAttributes:\n")[2]:
+        docstrings = (inspect.cleandoc(question.__doc__ or "") for question in questions)
+        if attributes := "\n".join(filter(None, (each.partition("\nAttributes:\n")[2] for each in docstrings))):
             function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nOptions:\n{attributes}"
         return function
 

@@ -30,6 +30,16 @@ def ideal_plan(
     return _Ideal(graph, costs).plan()
 
 
+def one_kernel(graph: Graph, costs: Sequence[Cost]) -> Cost:
+    """What a single kernel that does all of a graph would cost: its FLOPs, each tensor from before it read once, each
+    that outlives it written once. Its launches are those of the ops, which tell the fastest algorithm of each."""
+    ideal = _Ideal(graph, costs)
+    run = [op.id for op in graph.ops if op.id not in ideal.unused]
+    read_bytes, write_bytes = ideal.crossing_bytes(run)
+    total = sum((costs[i] for i in run), start=Cost(launches=()))
+    return replace(total, read_bytes=read_bytes, write_bytes=write_bytes)
+
+
 class _Ideal:
     def __init__(self, graph: Graph, costs: Sequence[Cost]) -> None:
         self.graph, self.costs = graph, costs
@@ -53,6 +63,10 @@ class _Ideal:
             self.read_before = set()
             groups = in_order(self.flow, [self._group(ops) for ops in self._members({})])
         return Plan("ideal", tuple(groups))
+
+    def crossing_bytes(self, op_ids: Sequence[int]) -> tuple[int, int]:
+        """Bytes that ops read from before the step and write to what outlives it, if nothing between crosses."""
+        return self._first_reads(op_ids, set())[1], self._last_writes(op_ids)[1]
 
     def _members(self, flash: Mapping[int, int]) -> list[list[int]]:
         """Each op with the last matrix kernel among its ancestors; decomposed attention in one group."""

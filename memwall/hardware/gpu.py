@@ -270,6 +270,8 @@ class Gpu:
     #: of them; 0: the boost clock
     run_clock_hz: Annotated[NotNegative, Stated("compute.run_clock_hz", 0.0)] = 0.0
     max_clock_hz: Annotated[NotNegative, Stated("compute.max_clock_hz", 0.0)] = 0.0
+    #: clock that the peaks of tensor cores are of; 0: the boost clock
+    tensor_clock_hz: Annotated[NotNegative, Stated("compute.tensor_clock_hz", 0.0)] = 0.0
     #: share of the rate at which its power holds short matmuls on tensor cores that is left in steps of seconds
     looped_products: Annotated[float, fraction, Stated("power.looped_products", 1.0)] = 1.0
     #: how it is joined to others of its kind; None: alone, or by a link of which only the datasheet's rate is known
@@ -319,6 +321,12 @@ class Gpu:
         """The GPU at the highest clock that it may run at: what no kernel beats."""
         return _at_clock(self, self.max_clock_hz or self.boost_clock_hz)
 
+    def locked(self, clock_hz: float) -> Gpu:
+        """The GPU with its clock held: each engine's peak changes by the clock that its datasheet's figure is of."""
+        of = {"tensor": self.tensor_clock_hz or self.boost_clock_hz, "vector": self.boost_clock_hz}
+        peaks = {pipe: rate * clock_hz / of[pipe.engine] for pipe, rate in self.peak_flop_per_s.items()}
+        return replace(_at_clock(self, clock_hz), peak_flop_per_s=peaks, run_clock_hz=0.0, max_clock_hz=0.0)
+
     def ridge_point(self, pipe: Pipe) -> float:
         """FLOP per DRAM byte above which work for ``pipe`` is limited by compute."""
         return self.peak(pipe) / self.dram_bytes_per_s
@@ -327,7 +335,7 @@ class Gpu:
         """Plain JSON types in a fixed order; :meth:`from_dict` reads it back."""
         record: dict[str, Any] = write(self)
         del record["sm_bytes_per_s"]
-        for name in ("cpu", "tpu", "cluster", "run_clock_hz", "max_clock_hz"):
+        for name in ("cpu", "tpu", "cluster", "run_clock_hz", "max_clock_hz", "tensor_clock_hz"):
             if not getattr(self, name):
                 del record[name]
         return record

@@ -55,7 +55,6 @@ _CPU_TABLES = {
 _KEYS: Mapping[str, tuple[Check, Any]] = {
     "schema": (line, REQUIRED),
     **{key: (check, default) for key, check, default in FIELDS.values()},
-    "compute.tensor_clock_hz": (positive, None),
     **{f"compute.flop_per_clock_per_sm.{pipe}": (positive, None) for pipe in PIPE_NAMES},
     **{f"peak_flop_per_s.{pipe}": (positive, None) for pipe in PIPE_NAMES},
     "memory.bus_width_bits": (whole, None),
@@ -104,7 +103,7 @@ def _identities(spec: _Spec) -> Iterator[tuple[str, float, float, str]]:
         rate = values.get(f"compute.flop_per_clock_per_sm.{pipe}")
         clock = values.get("compute.boost_clock_hz")
         if pipe.startswith("tensor"):
-            clock = values.get("compute.tensor_clock_hz", clock)
+            clock = values.get("compute.tensor_clock_hz") or clock
         if stated and rate and clock:
             how = f"{units} units x {rate:g} FLOP per clock x {clock / 1e6:g} MHz"
             yield f"peak_flop_per_s.{pipe}", stated, units * rate * clock, how

@@ -107,10 +107,15 @@ constants: Callable[[type[C], Gpu, str], C] = _cached(_constants)
 
 def table_of(kind: type[Constants], gpu: Gpu, variant: str) -> str | None:
     """``gemm.bfloat16``: the variant's table, else the first other one of the family that the GPU has."""
-    tables = {key.rpartition(".")[0] for key in gpu.utilization}
+    tables = tables_of(gpu)
     like = (kind.LIKE,) if variant == kind.UNMEASURED else ()
     wanted = (f"{kind.FAMILY}.{name}" for name in (variant, *like, *kind.VARIANTS))
     return next((table for table in wanted if table in tables), None)
+
+
+def tables_of(gpu: Gpu) -> set[str]:
+    """The tables of constants that a GPU states, such as ``gemm.bfloat16``."""
+    return {key.rpartition(".")[0] for key in gpu.utilization}
 
 
 def _is_unmeasured(kind: type[Constants], variant: str, table: str | None) -> bool:

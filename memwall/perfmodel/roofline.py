@@ -142,10 +142,20 @@ def on_chip_s(cost: Cost, gpu: Gpu) -> float:
 
 
 def least_compute_s(cost: Cost, gpu: Gpu) -> float:
-    """Like :func:`peak_compute_s`, with the FLOPs of the fastest algorithm where a vector engine runs it."""
-    if cost.least_flops is None or any(gpu.ceiling_pipe(pipe).engine == "tensor" for pipe in cost.flops):
-        return peak_compute_s(cost, gpu)
-    return peak_compute_s(cost, gpu) * cost.least_flops / cost.total_flops
+    """Seconds of the engine that is busy longest at its peaks: tensor cores and vector units run at the same time. With
+    the FLOPs of the fastest algorithm where a vector engine runs it."""
+    return max(engine_s(cost, gpu).values(), default=0.0)
+
+
+def engine_s(cost: Cost, gpu: Gpu) -> dict[str, float]:
+    """Seconds at its peaks of each engine that a cost needs, as :func:`least_compute_s` counts them."""
+    found: dict[str, float] = {}
+    for pipe, count in cost.flops.items():
+        engine = gpu.ceiling_pipe(pipe).engine
+        found[engine] = found.get(engine, 0.0) + count / gpu.peak(pipe)
+    if cost.least_flops is not None and "tensor" not in found:
+        return {engine: seconds * cost.least_flops / cost.total_flops for engine, seconds in found.items()}
+    return found
 
 
 def launches_of(cost: Cost, gpu: Gpu, resident_bytes: int = 0) -> list[tuple[Launch, Terms]]:

@@ -21,7 +21,7 @@ from memwall.hardware.constants import Constants, GemmConstants, VectorGemmConst
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops.product_launches import Convolution, Gemm, VectorGemm
-from memwall.perfmodel.base import constants
+from memwall.perfmodel.base import constants, tables_of
 from memwall.perfmodel.families import as_run
 
 C = TypeVar("C", bound=Constants)
@@ -74,9 +74,10 @@ def in_loop(gpu: Gpu, products_s: float = 0.0, others_s: float = 0.0) -> Gpu:
 def _held(gpu: Gpu, kind: type[C], change: Callable[[C], Mapping[str, float]]) -> Gpu:
     """The GPU with other constants of a family's tables that its file states some of."""
     held: dict[str, float] = {}
+    stated = tables_of(gpu)
     for variant in kind.VARIANTS:
-        table = f"{kind.FAMILY}.{variant}."
-        if any(key.startswith(table) for key in gpu.utilization):
+        table = f"{kind.FAMILY}.{variant}"
+        if table in stated:
             changed = change(constants(kind, gpu, variant))
-            held |= {f"{table}{name}": value for name, value in changed.items()}
+            held |= {f"{table}.{name}": value for name, value in changed.items()}
     return replace(gpu, utilization={**gpu.utilization, **held})

@@ -1,9 +1,10 @@
 """The file contract: which names of a Python file make a workload. First match wins.
 
-1. ``workload()`` returning :class:`memwall.Workload`; one that takes ``mode`` is told it
-2. ``model()`` with ``inputs()``; ``model()`` may return a function of JAX or a module of flax, haiku or equinox
-3. class ``Model`` with ``get_inputs()`` and optionally ``get_init_inputs()``
-4. ``launch()``, which launches kernels, ``kernel[grid](...)``, on tensors that it makes or that ``inputs()`` returns
+1. ``ref_kernel(data)`` or ``reference(data)`` with ``generate_input(**sizes)`` (:mod:`.references`)
+2. ``workload()`` returning :class:`memwall.Workload`; one that takes ``mode`` is told it
+3. ``model()`` with ``inputs()``; ``model()`` may return a function of JAX or a module of flax, haiku or equinox
+4. class ``Model`` with ``get_inputs()`` and optionally ``get_init_inputs()``
+5. ``launch()``, which launches kernels, ``kernel[grid](...)``, on tensors that it makes or that ``inputs()`` returns
 
 Each may have ``loss(output)`` and ``optimizer(parameters)`` next to it, and for a step with a cache
 ``prefill_inputs(batch, prompt)`` and ``decode_inputs(batch, context)``.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -127,6 +128,8 @@ class Source:
     sizes: Mapping[str, Any]
     input_specs: Sequence[str] = ()
     mode: str = "inference"
+    #: arguments of ``generate_input()``
+    dims: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -151,6 +154,7 @@ def by_contract(source: Source) -> Workload | Program:
     """The workload of a file or module, by its names, or its program where ``model()`` makes another than a PyTorch
     module; a UsageError that shows the smallest file that would work."""
     module_class = source.get("Model")
+    _refuse_dims(source)
     if callable(source.get("workload")):
         return _from_workload(source, source.get("workload"))
     if callable(source.get("model")):
@@ -160,7 +164,8 @@ def by_contract(source: Source) -> Workload | Program:
     if callable(source.get("launch")):
         return _launching(source, source.get("launch"))
     raise UsageError(
-        f"{source.shown} has neither workload(), nor model() with inputs(), nor a class Model with get_inputs(); "
+        f"{source.shown} has neither workload(), nor model() with inputs(), nor a class Model with get_inputs(), nor"
+        " ref_kernel() with generate_input(); "
         f"name one as {source.shown}:NAME with --input 'f32[8,1024]', or write, at least:\n\n" + SMALLEST
     )
 
@@ -168,6 +173,7 @@ def by_contract(source: Source) -> Workload | Program:
 def by_name(source: Source, name: str) -> Workload | Program:
     """The workload made of one class, function, module or Workload of a file; a UsageError where the name belongs to
     something else, or to nothing."""
+    _refuse_dims(source)
     found: Any = source.module
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -261,7 +267,7 @@ def is_of_jax(model: Any, inputs: Any) -> bool:
 
 def _of_jax(source: Source, maker: Any, takers: dict[str, set[str]]) -> Any:
     """What a maker of a file with JAX makes; the function itself where it takes arguments, or is made already."""
-    if not inspect.isfunction(maker) or (source.name != "model" and _required(maker)):
+    if not inspect.isfunction(maker) or (source.name != "model" and required(maker)):
         return maker
     build = _model_builder(source, maker, takers)
     try:
@@ -301,14 +307,14 @@ def _jax_program(source: Source, model: Any, takers: dict[str, set[str]]) -> Pro
 
 def _model_builder(source: Source, maker: Any, takers: dict[str, set[str]]) -> Callable[[], Any]:
     init_inputs = source.get("get_init_inputs") if inspect.isclass(maker) else None
-    if callable(init_inputs) and (maker is source.get("Model") or _required(maker)):
+    if callable(init_inputs) and (maker is source.get("Model") or required(maker)):
 
         def build() -> Any:
             arguments = init_inputs()
             return maker(**arguments) if isinstance(arguments, dict) else maker(*arguments)
 
         return at_home(build, source.folder)
-    missing = _required(maker)
+    missing = required(maker)
     if missing:
         way_out = "give them defaults" + (" or add get_init_inputs()" if inspect.isclass(maker) else "")
         raise UsageError(f"{source.shown}: {maker_name(maker)} needs {', '.join(missing)}; {way_out}")
@@ -328,6 +334,14 @@ def _from_workload(source: Source, function: Callable[..., Any]) -> Workload:
     if not isinstance(made, Workload):
         raise UsageError(f"{source.shown}: {maker_name(function)} returned {_kind(made)}, not a memwall.Workload")
     return _override(source, replace(made, samples=made.samples or _batch_of(function, source.sizes, takers)))
+
+
+def _refuse_dims(source: Source) -> None:
+    if source.dims:
+        raise UsageError(
+            "--dim gives the sizes of an ONNX file or the arguments of generate_input(), and"
+            f" {source.shown} has neither"
+        )
 
 
 def _override(source: Source, workload: Workload) -> Workload:
@@ -380,7 +394,8 @@ def _refuse_untaken(source: Source, takers: Mapping[str, set[str]]) -> None:
         )
 
 
-def _required(function: Any) -> list[str]:
+def required(function: Any) -> list[str]:
+    """The parameters of a function that have no default."""
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [n for n, p in parameters_of(function).items() if p.default is p.empty and p.kind not in optional]
 

@@ -18,12 +18,14 @@ SHORT_DTYPES = {
     "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16",
     "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8", "u8": "uint8", "bool": "bool",
     "fp64": "float64", "fp32": "float32", "fp16": "float16",
+    "fp8": "float8_e4m3fn", "f8": "float8_e4m3fn", "fp8e5m2": "float8_e5m2", "e8m0": "float8_e8m0fnu",
+    "fp4x2": "float4_e2m1fn_x2",
     "double": "float64", "float": "float32", "half": "float16", "long": "int64", "int": "int32", "short": "int16",
 }  # fmt: skip
 
 GRAMMAR = (
     "want [NAME=]DTYPE[D0,D1,...][@host] as in f32[8,3,224,224], ids=i64[8,512] or lengths=i64[8]@host; "
-    "DTYPE is one of f64 f32 f16 bf16 i64 i32 i8 u8 bool or a torch name"
+    "DTYPE is one of f64 f32 f16 bf16 fp8 i64 i32 i8 u8 bool or a torch name"
 )
 
 _PATTERN = re.compile(

@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 from memwall.core.errors import UsageError, nearest
 from memwall.frontend.program import Program, not_a_module
 from memwall.frontend.targets.contract import Source, Workload, by_contract, by_name
+from memwall.frontend.targets.expression import is_expression, workload_of_expression
 from memwall.frontend.targets.loading import importable, load_file, load_module, start_triton
+from memwall.frontend.targets.references import of_reference
 from memwall.frontend.targets.sizes import check_mode, read_dims, read_sizes
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
 
 KINDS = (
-    "model.py, model.py:name, package.module:name, hf:FOLDER_OR_CONFIG_JSON, model.onnx, model.mlir, model.hlo or a"
-    " saved profile (.json)"
+    "model.py, model.py:name, package.module:name, hf:FOLDER_OR_CONFIG_JSON, an expression such as"
+    " 'mm(bf16[512,512], bf16[512,512])', model.onnx, model.mlir, model.hlo or a saved profile (.json)"
 )
 
 #: suffix of a file that another program wrote → its kind
@@ -31,8 +33,8 @@ FORMATS = {
 
 
 class Parts(NamedTuple):
-    """A target taken apart: ``kind`` is ``file``, ``module``, ``hf`` or one of :data:`FORMATS`; ``name`` is empty for
-    the whole contract."""
+    """A target taken apart: ``kind`` is ``file``, ``module``, ``hf``, ``expression`` or one of :data:`FORMATS`;
+    ``name`` is empty for the whole contract."""
 
     kind: str
     place: str
@@ -43,6 +45,7 @@ def is_target(text: str) -> bool:
     """Whether a word on the command line reads as a target and not as the name of a GPU."""
     return (
         ":" in text
+        or is_expression(text)
         or text.endswith((".py", ".json", ".json.gz", *FORMATS))
         or (("/" in text or "\\" in text) and not text.endswith(".toml"))
     )
@@ -57,6 +60,8 @@ def split_target(target: str) -> Parts:
     """Take a target apart without touching the disk."""
     if target.startswith("hf:"):
         return Parts("hf", target.removeprefix("hf:"), "")
+    if is_expression(target):
+        return Parts("expression", target, "")
     if target.endswith(".py"):
         return Parts("file", target, "")
     if kind := FORMATS.get(Path(target).suffix.lower()):
@@ -105,9 +110,11 @@ def named(
     if not place:
         raise UsageError(f"{target!r} names nothing; want {KINDS}")
     sizes = read_sizes(given)
+    if kind == "expression":
+        return _written_out(target, {**sizes, "input": input_specs, "dim": dims})
     if kind in FORMATS.values():
         return _program(kind, target, {**sizes, "input": input_specs} if input_specs else sizes, read_dims(dims))
-    if dims:
+    if dims and kind == "hf":
         raise UsageError(f"--dim gives the symbolic sizes of an ONNX file, which {target} is not")
     check_mode(mode, sizes)
     if mode == "decode" and input_specs:
@@ -130,14 +137,21 @@ def named(
         start_triton(Path(place))
 
     def made() -> Workload | Program:
-        source = Source(*_loaded(kind, place), target, sizes, input_specs, mode)
-        return by_name(source, name) if name else by_contract(source)
+        source = Source(*_loaded(kind, place), target, sizes, input_specs, mode, read_dims(dims))
+        return by_name(source, name) if name else of_reference(source) or by_contract(source)
 
     if gpu is None:
         return made()
     with cuda_answers(load_gpu(gpu)) as asked, TracedDevice("cpu", building=True):
         found = made()
     return found if isinstance(found, Program) else replace(found, asked=tuple(asked))
+
+
+def _written_out(text: str, given: Mapping[str, Any]) -> Workload:
+    """The workload of an expression, which says its sizes itself."""
+    if name := next((name for name, value in given.items() if value), None):
+        raise UsageError(f"--{name} has no effect on an expression: write the sizes into it, as in f32[8,1024]")
+    return workload_of_expression(text)
 
 
 def _program(kind: str, target: str, sizes: Mapping[str, Any], dims: Mapping[str, int]) -> Program:

@@ -1,0 +1,109 @@
+"""Bounds → Document: the bound, what reaches it, and what a measured time is worth; an answer of a screen's half."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import memwall.report.columns as col
+from memwall.bound.answer import KernelBound, KernelBounds
+from memwall.core.units import bandwidth, duration, flop_rate, flops, intensity, percent, size
+from memwall.report.document import Block, Document, Section, Sentence, Table, known_facts
+from memwall.report.kinds import Report
+
+#: what a run is called
+_NAMES = {"eager": "libraries, as torch calls them", "inductor": "torch.compile", "memwall": "fused by memwall"}
+#: columns of CSV → how each is read
+_COLUMNS = ("gpu", "flops", "dram_bytes", "bound_s", "time_s", "low_s", "high_s", "limited_by", "bound_by")
+
+
+@dataclass(frozen=True, slots=True)
+class BoundReport(Report):
+    """The answer for each GPU."""
+
+    noun = "the bound of a kernel"
+    kinds = ("text", "md", "html", "csv", "json", "parquet")
+    found: KernelBounds
+
+    @classmethod
+    def load(cls, path: str) -> Self:
+        """Read a record. Raises ``UsageError``: as :meth:`KernelBounds.load`."""
+        return cls(KernelBounds.load(path))
+
+    def document(self, kind: str) -> Document:
+        name, answers = self.found.name, self.found.answers
+        if len(answers) == 1:
+            return Document(f"{name} on {answers[0].gpu}", [Section("", _blocks(answers[0]))])
+        return Document(name, [Section(answer.gpu, _blocks(answer)) for answer in answers])
+
+    def record(self) -> str:
+        return self.found.to_json()
+
+    def rows(self) -> tuple[tuple[str, ...], Iterable[tuple[Any, ...]]]:
+        return _COLUMNS, (tuple(getattr(answer, name) for name in _COLUMNS) for answer in self.found.answers)
+
+
+def _blocks(answer: KernelBound) -> list[Block]:
+    blocks: list[Block] = [Sentence(_verdict(answer), strong=True)]
+    others = (f"{wall.name} {duration(wall.time_s)}" for wall in answer.walls)
+    work = f"{flops(answer.flops)}, {size(answer.dram_bytes)}"
+    if answer.dram_bytes and answer.flops:
+        work += f", {intensity(answer.flops / answer.dram_bytes)} FLOP/B"
+    blocks += [
+        known_facts(
+            ("work", work),
+            ("alone", "; ".join(others)),
+            ("otherwise", "; ".join(f"{duration(other.bound_s)}: {other.name}" for other in answer.others)),
+            *(("note", note) for note in answer.notes),
+        ),
+        _runs(answer),
+    ]
+    if answer.measured is not None and answer.measured.raised_by:
+        blocks.append(Sentence(f"What may be missing is {'; '.join(answer.measured.raised_by)}."))
+    if answer.why:
+        blocks.append(Sentence(f"Why {duration(answer.time_s)}: {answer.why}"))
+    if answer.levers:
+        blocks.append(Sentence(f"Faster by {'; '.join(answer.levers)}."))
+    return blocks
+
+
+def _verdict(answer: KernelBound) -> str:
+    """The bound and its wall; of a measured time, whether it is good."""
+    wall = next((wall for wall in answer.walls if wall.name == answer.bound_by), None)
+    told = f"No kernel is faster than {duration(answer.bound_s)}"
+    if wall is not None:
+        rate = flop_rate(wall.per_s) if wall.unit == "FLOP" else bandwidth(wall.per_s)
+        told += f": {wall.name} at {rate}"
+    measured = answer.measured
+    if measured is None:
+        reached = percent(answer.bound_s / answer.time_s, 0) if answer.time_s else "all"
+        return f"{told}. The best known kernel is expected to take {duration(answer.time_s)}, {reached} of it."
+    if not measured.possible:
+        return f"{duration(measured.time_s)} is not possible. {measured.why}"
+    return f"{told}; {duration(measured.time_s)} is {percent(measured.of_bound, 0)} of it. {measured.why}"
+
+
+def _runs(answer: KernelBound) -> Table:
+    rows = [
+        (
+            _NAMES.get(run.policy, run.policy) + (f", {run.attention} attention" if run.attention else ""),
+            f"{run.kernels:,}",
+            size(run.dram_bytes),
+            duration(run.time_s),
+            f"{duration(run.low_s)} to {duration(run.high_s)}",
+            answer.bound_s / run.time_s if run.time_s else None,
+            run.limited_by,
+            duration(run.called_s),
+        )
+        for run in answer.runs
+    ]
+    if answer.measured is not None:
+        measured = answer.measured
+        reached = measured.of_bound if measured.possible else None
+        rows.append(("measured", "", "", duration(measured.time_s), "", reached, "", ""))
+    specs = (
+        "run: 0, kernels: 1 right, bytes: 2 right, on the GPU: 3 right, 80 % range: 4 right, of the bound: 5 %,"
+        " limited by: 6, called once: 7 right"
+    )
+    return col.listing("", rows, specs)
