@@ -124,6 +124,13 @@ def named(
 
         _refuse_hub_id(place)
         return from_config(Path(place), target, mode=mode, sizes=sizes, input_specs=input_specs)
+    return _of_code(Parts(kind, place, name), gpu, target, sizes, input_specs, mode, read_dims(dims))
+
+
+def _of_code(parts: Parts, gpu: Gpu | str | None, *asked_of: Any) -> Workload | Program:
+    """The workload or the program of a file or a module of Python; ``asked_of`` are fields of :class:`Source` from its
+    target on."""
+    kind, place, name = parts
     if kind == "file":
         _existing(Path(place))
     else:
@@ -137,7 +144,7 @@ def named(
         start_triton(Path(place))
 
     def made() -> Workload | Program:
-        source = Source(*_loaded(kind, place), target, sizes, input_specs, mode, read_dims(dims))
+        source = Source(*_loaded(kind, place), *asked_of)
         return by_name(source, name) if name else of_reference(source) or by_contract(source)
 
     if gpu is None:
