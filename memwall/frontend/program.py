@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -73,9 +73,10 @@ class Program(ABC):
     def traced(self, options: TraceOptions) -> TraceResult:
         """Its graph. Raises ``UsageError``: it cannot be read, or an option has no meaning for it."""
 
-    def exported(self, options: TraceOptions, platform: str) -> bytes:
-        """The same step as XLA compiles it for ``cuda``, ``rocm`` or ``tpu``, serialized by ``jax.export``. Raises
-        ``UsageError``: it is nothing that XLA compiles."""
+    def exported(self, options: TraceOptions, platform: str) -> str | Callable[[], bytes]:
+        """The same step for policy xla on ``cuda`` or ``tpu``: text that a compiler has optimized already, or what has
+        ``jax.export`` serialize it, for which JAX must be installed. Raises ``UsageError``: it is nothing that XLA
+        compiles."""
         raise UsageError(f"{self.target or self.name} is {self.kind}: policy xla compiles JAX programs and StableHLO")
 
 

@@ -5,7 +5,7 @@ that reads what its results ask for (:mod:`memwall.xla.demand`) and writes them,
 several passes into kernels of their own.
 A product keeps the shape in which libraries compute it, with what is fused to it, since the tiles that XLA chooses
 without a device are not those of a run. Bytes in a TPU's VMEM do not cross the border: copies of their own have moved
-them there. The peak is that of the buffer assignment.
+them there. The peak is that of the buffer assignment; of text alone, which has none, it is simulated.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ from memwall.xla.target import target_of
 DRAM, HOST = 0, 5
 #: kinds of kernels that a compiler generates: those of fusions
 GENERATED = frozenset(("loop", "input", "output", "custom"))
-#: how text of HLO begins
-_HLO = b"HloModule"
 #: kinds that launch nothing: buffers that lie behind each other
 _JOINED = frozenset(("ConcatBitcast",))
 
@@ -55,7 +53,7 @@ class CompiledProgram:
 
 
 def compiled(
-    program: Callable[[str], bytes],
+    program: Callable[[str], str | Callable[[], bytes]],
     gpu: Gpu,
     arguments: Sequence[HloArgument] = (),
     *,
@@ -65,8 +63,8 @@ def compiled(
     """What XLA compiles a program to for a GPU or a TPU.
 
     Args:
-        program: what ``jax.export`` serializes of it for a platform, ``cuda`` or ``tpu``; or text that is optimized
-            already.
+        program: for a platform, ``cuda`` or ``tpu``, text that is optimized already, or what has ``jax.export``
+            serialize it (:meth:`memwall.frontend.program.Program.exported`).
         arguments: what is known of the program's arguments, in order: their roles and names.
         limit_s: seconds that the compiler may take.
         max_ops: the most ops, loops written out.
@@ -75,12 +73,12 @@ def compiled(
         MissingError: JAX or the compiler is not installed; says which extra brings it.
         UsageError: XLA compiles nothing for the GPU, or not the program.
     """
-    artifact = program("tpu" if gpu.tpu else "cuda")
-    if artifact.startswith(_HLO):
-        return planned(artifact.decode(), gpu, arguments, max_ops=max_ops)
+    exported = program("tpu" if gpu.tpu else "cuda")
+    if isinstance(exported, str):
+        return planned(exported, gpu, arguments, max_ops=max_ops)
     target = target_of(gpu)
     check_installed(target)
-    made = compile_program(artifact, target, limit_s)
+    made = compile_program(exported(), target, limit_s)
     found = planned(made.text, gpu, arguments, peak=made.peak_bytes, max_ops=max_ops)
     return replace(found, notes=(*found.notes, *_said(made)))
 

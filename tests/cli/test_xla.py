@@ -17,6 +17,12 @@ def test_a_dump_is_profiled_by_its_own_kernels(run, folder):
     assert "optimized program: policy xla has its kernels" in " ".join(done.out.split())
 
 
+@pytest.mark.parametrize(("policy", "said"), [("xla", True), ("memwall", False)])
+def test_a_page_says_that_the_peak_of_xla_from_text_is_simulated(run, folder, policy, said):
+    done = run("profile", DUMP, "--gpu", "h100-sxm", "--policy", policy)
+    assert ("which does not say where XLA's buffers lie" in " ".join(done.out.split())) == said
+
+
 def test_a_record_of_it_next_to_another_policy_is_shown_again(run, folder):
     made = run("profile", DUMP, "--gpu", "h100-sxm", "--policy", "memwall", "xla", "-o", "mlp.json")
     again = run("report", "mlp.json")

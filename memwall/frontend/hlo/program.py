@@ -48,7 +48,7 @@ class HloProgram(Program):
         notes = (*found.notes, *[_OPTIMIZED] * self.module.is_scheduled)
         return TraceResult(graph, info, TraceFacts(notes=notes), versions={"hlo": self.module.name})
 
-    def exported(self, options: TraceOptions, platform: str) -> bytes:
+    def exported(self, options: TraceOptions, platform: str) -> str:
         """The text itself, which a compiler has made already. Raises ``UsageError``: it is not optimized."""
         refuse_options(self, options)
         if not self.module.is_scheduled:
@@ -63,7 +63,7 @@ class HloProgram(Program):
                 f"{self.target} was optimized for {made}, and its kernels are none of {asked}: policy xla reads what"
                 " XLA has optimized for that kind of device, or compiles the JAX program itself"
             )
-        return self._text.encode()
+        return self._text
 
     @cached_property
     def module(self) -> HloModule:

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import jax
@@ -84,9 +85,13 @@ class JaxProgram(Program):
         devices = devices_of(jax.tree_util.tree_leaves((arguments, keywords)))
         return self._result(graph, options, walk, own, optimizer and optimizer[0], devices)
 
-    def exported(self, options: TraceOptions, platform: str) -> bytes:
-        """As :meth:`memwall.frontend.program.Program.exported`: a function of the leaves, which any tree can be made
-        of. Arguments are donated that the function donates, and in training the old weights and states."""
+    def exported(self, options: TraceOptions, platform: str) -> Callable[[], bytes]:
+        """As :meth:`memwall.frontend.program.Program.exported`."""
+        return cache(partial(self._serialized, options, platform))
+
+    def _serialized(self, options: TraceOptions, platform: str) -> bytes:
+        """The step as a function of the leaves, which any tree can be made of. Arguments are donated that the function
+        donates, and in training the old weights and states."""
         arguments, keywords = self._shapes(options.dtype)
         step: Callable[..., Any] = self.function
         first: tuple[Tree, ...] = ()

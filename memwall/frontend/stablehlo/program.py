@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,13 +45,13 @@ class StablehloProgram(Program):
         )
         return TraceResult(graph, info, TraceFacts(notes=tuple(to.notes)), versions={"jax": jax.__version__})
 
-    def exported(self, options: TraceOptions, platform: str) -> bytes:
+    def exported(self, options: TraceOptions, platform: str) -> Callable[[], bytes]:
         """As :meth:`memwall.frontend.program.Program.exported`: an artifact as it is, another module in one."""
         refuse_options(self, options)
         _jax()
         from memwall.frontend.stablehlo.reading import as_artifact
 
-        return as_artifact(self.path, platform)
+        return cache(partial(as_artifact, self.path, platform))
 
 
 def _jax() -> Any:

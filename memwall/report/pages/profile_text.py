@@ -361,6 +361,11 @@ def kernel_table(title: str, rows: Sequence[KernelRow], note: str = "") -> Table
 _PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt", "prefill": "prefill", "decode": "decode"}
 
 
+_SIMULATED = (
+    ", simulated in the order of the text, which does not say where XLA's buffers lie: XLA's own peak may differ"
+)
+
+
 def memory_table(profile: Profile, schedule: Schedule) -> Table:
     m = schedule.memory
     held = {kind.replace("_", " "): count for kind, count in m.by_kind.items() if count} | {"peak": m.total}
@@ -370,6 +375,7 @@ def memory_table(profile: Profile, schedule: Schedule) -> Table:
         note += f"; at the moment of the peak {size(m.gradients)} of the {size(gradients)} of gradients are alive"
     if place := peak_place(profile, schedule):
         note += f"; peak {place}"
+        note += _SIMULATED if schedule.policy in COMPILING else ""
     columns = [
         col.text("", held),
         (Column(""), [size(count) for count in held.values()]),

@@ -401,7 +401,7 @@ def test_a_file_of_hlo_is_a_target():
     traced = program.traced(TraceOptions())
     assert traced.workload.name == "sharded_h100-sxm"
     assert traced.facts.notes[0].startswith("The file is an optimized program")
-    assert program.exported(TraceOptions(), "cuda").startswith(b"HloModule")
+    assert program.exported(TraceOptions(), "cuda").startswith("HloModule")
 
 
 def test_before_optimization_rearrangements_are_views_and_policy_xla_refuses(tmp_path):

@@ -378,7 +378,7 @@ def _meshed(way):
 def test_a_program_is_exported_for_all_devices_of_the_mesh_that_it_names(way):
     function, argument = _meshed(way)
     program = program_of(function, (argument,), name="f", target="", loss=None, optimizer=None)
-    exported = jax.export.deserialize(bytearray(program.exported(TraceOptions(), "tpu")))
+    exported = jax.export.deserialize(bytearray(program.exported(TraceOptions(), "tpu")()))
     assert exported.nr_devices == 8
     (laid,) = exported.in_shardings_jax(None)
     assert laid.shard_shape((64, 32)) == ((64, 32) if way == "inside" else (8, 32))

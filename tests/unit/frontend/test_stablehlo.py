@@ -214,7 +214,7 @@ def test_text_becomes_what_xla_compiles(tmp_path):
     path = tmp_path / "model.mlir"
     body = f"%0 = stablehlo.add %x, %x : {Y} return %0 : {Y}"
     path.write_text(MODULE.format(arguments=X, results=Y, body=body, functions=""))
-    found = jax.export.deserialize(bytearray(named(str(path)).exported(TraceOptions(), "cuda")))
+    found = jax.export.deserialize(bytearray(named(str(path)).exported(TraceOptions(), "cuda")()))
     assert [each.shape for each in found.in_avals] == [(8, 16)] and found.platforms == ("cuda",)
     assert "stablehlo.add" in found.mlir_module()
 

@@ -11,6 +11,7 @@ import pytest
 from memwall.core.errors import MissingError, UsageError
 from memwall.hardware.lookup import load_gpu
 from memwall.xla import compiling
+from memwall.xla.compiled import compiled
 from memwall.xla.compiling import compile_program
 from memwall.xla.target import XlaTarget, target_of
 
@@ -107,8 +108,20 @@ def test_for_a_tpu_arrays_have_tiles(program):
     assert "f32[64,1024]{1,0:T(8,128)" in made.text
 
 
-@pytest.mark.parametrize(("platform", "extra"), [("cuda", "xla-cuda"), ("tpu", "xla-tpu")])
-def test_what_is_not_installed_is_named_with_its_extra(monkeypatch, platform, extra):
-    monkeypatch.setattr(compiling, "_has", lambda module: module == "jax")
-    with pytest.raises(MissingError, match=rf"XLA's compiler for {platform}, .* pip install '.*\[{extra}\]'"):
-        compile_program(b"", XlaTarget(platform, "v5e"))
+def not_exported():
+    raise AssertionError("a program is exported that nothing can compile")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "lacks", "brought", "extra"),
+    [
+        ("h100-sxm", "jax", "jax", "xla-cuda"),
+        ("h100-sxm", "jax_plugins", "XLA's compiler for cuda", "xla-cuda"),
+        ("tpu-v5e", "libtpu", "XLA's compiler for tpu", "xla-tpu"),
+        ("tpu-v5e", "flatbuffers", "flatbuffers", "xla-tpu"),
+    ],
+)
+def test_what_is_not_installed_is_named_with_its_extra(monkeypatch, gpu, lacks, brought, extra):
+    monkeypatch.setattr(compiling, "_has", lambda module: module.partition(".")[0] != lacks)
+    with pytest.raises(MissingError, match=rf"needs {brought}, .* pip install '.*\[{extra}\]'"):
+        compiled(lambda platform: not_exported, load_gpu(gpu))
