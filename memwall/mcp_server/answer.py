@@ -1,4 +1,4 @@
-"""A report → what a tool answers: its sentences, its first figures and its longest kernels, in no more than
+"""A report → what a tool answers: its sentences, its figures and its longest kernels, in no more than
 :data:`MOST_BYTES`; the rest is in the record, under the handle that the answer names."""
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from memwall.core.structure import write
 from memwall.report.document import Document, Section, Sentence
 from memwall.report.json_schema import json_schema
 
-#: bytes of an answer's JSON, and the kernels and rows of other tables that it begins with
-MOST_BYTES, MOST_KERNELS, MOST_ROWS = 2_000, 8, 40
+#: bytes of an answer's JSON, and the details and rows of other tables that it begins with
+MOST_BYTES, MOST_DETAILS, MOST_ROWS = 2_000, 8, 40
 #: digits of a figure
 _DIGITS = 4
 
@@ -24,13 +24,13 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ToolAnswer:
-    """``answer`` in sentences; ``figures``, one row for each GPU, policy or load, and ``kernels``, the longest first,
-    in base SI units. ``record`` is the handle of the whole record, of the schema ``record_schema``; ``left_out`` says
-    how many rows or characters of each were too much."""
+    """``answer`` in sentences; ``figures``, one row for each GPU, policy or load, and ``details``, kernels or what was
+    refused, the longest first, in base SI units. ``record`` is the handle of the whole record, of the schema
+    ``record_schema``; ``left_out`` says how many rows or characters of each were too much."""
 
     answer: str
     figures: tuple[Row, ...] = ()
-    kernels: tuple[Row, ...] = ()
+    details: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
     record: str = ""
     record_schema: str = ""
@@ -39,13 +39,13 @@ class ToolAnswer:
 
 def answer_of_report(report: Any, notes: Sequence[str], record: str, schema: str) -> dict[str, Any]:
     """The answer of a report as plain JSON types, cut to :data:`MOST_BYTES`."""
-    figures, kernels = _READERS.get(type(report).__name__, _first_rows)(report)
+    figures, details = _READERS.get(type(report).__name__, _first_rows)(report)
     page = report.document("text")
     text = " ".join(_sentences(page)) or page.title
     whole = ToolAnswer(
         answer=text,
         figures=tuple(map(_known, figures)),
-        kernels=tuple(map(_known, kernels)),
+        details=tuple(map(_known, details)),
         notes=tuple(note for note in dict.fromkeys(notes) if note not in text),
         record=record,
         record_schema=schema,
@@ -66,7 +66,7 @@ def compact(answer: Any) -> str:
 def output_schema(page: str) -> dict[str, Any]:
     """The JSON schema of what a tool answers; ``page`` is the report that it comes to."""
     schema = json_schema(ToolAnswer, "what a tool answers", "answer/1")
-    for place, names in (("figures", FIGURES.get(page, "")), ("kernels", _OF_KERNELS)):
+    for place, names in (("figures", FIGURES.get(page, "")), ("details", DETAILS.get(page, ""))):
         schema["properties"][place]["items"] = {"type": "object", "properties": dict(map(_column, _columns(names)))}
     return schema
 
@@ -74,19 +74,23 @@ def output_schema(page: str) -> dict[str, Any]:
 def _column(name: str) -> tuple[str, dict[str, Any]]:
     row = QUANTITIES.get(name)
     if row is None:
-        return name, {}
+        return name, {"type": "string"} if name in _WORDS.split() else {}
     kind = {"word": "string", "flag": "boolean"}.get(row.unit, "number")
     return name, {"type": kind, "description": f"{row.title}, {row.unit}"}
+
+
+#: columns that are words and no quantities
+_WORDS = "gpu policy label name module phase load refused release bound_by shapes rule reason"
 
 
 # -- cutting -----------------------------------------------------------------------------------------------------------
 
 
 def _fitted(whole: ToolAnswer) -> ToolAnswer:
-    """The answer with fewer kernels, then notes, then figures, then a shorter text, until it fits."""
+    """The answer with fewer details, then notes, then figures, then a shorter text, until it fits."""
     answer = whole
     while (over := size_of(write(answer)) - MOST_BYTES) > 0:
-        longest = next((name for name in ("kernels", "notes", "figures") if len(getattr(answer, name)) > 1), "")
+        longest = next((name for name in ("details", "notes", "figures") if len(getattr(answer, name)) > 1), "")
         if not longest:
             kept = answer.answer.encode()[: -over - len("...") - _MARK].decode(errors="ignore")
             return replace(
@@ -102,7 +106,7 @@ _MARK = 24
 
 
 def _left(whole: ToolAnswer, answer: ToolAnswer) -> dict[str, int]:
-    counts = {name: len(getattr(whole, name)) - len(getattr(answer, name)) for name in ("kernels", "notes", "figures")}
+    counts = {name: len(getattr(whole, name)) - len(getattr(answer, name)) for name in ("details", "notes", "figures")}
     return {name: count for name, count in counts.items() if count}
 
 
@@ -138,7 +142,6 @@ def _rows_of(page: str, rows: Sequence[Any], read: Callable[[Any, str], Any]) ->
 
 
 _OF_A_STEP = f"gpu policy {ANSWERS['profile']['']} kernels peak_memory fits"
-_OF_KERNELS = "name module phase count time_s time_share bound_s flops bytes limited_by shapes"
 #: report → the columns of its figures
 FIGURES: Mapping[str, str] = {
     "ProfileReport": _OF_A_STEP,
@@ -148,6 +151,14 @@ FIGURES: Mapping[str, str] = {
     "ServingReport": f"name load {ANSWERS['serve']['']} refused",
     "TraceReport": "gpu measured_s busy_s gap_s bound_s modeled_s kernels costed_share over_roof",
     "GpusReport": "name release dram_bytes_per_s dram_bytes l2_bytes tdp_w sm_count",
+}
+
+
+#: report → the columns of its details
+DETAILS: Mapping[str, str] = {
+    "ProfileReport": "name module phase count time_s time_share bound_s flops bytes limited_by shapes",
+    "FusedReport": "gpu policy rule count saved_s saved_bytes reason",
+    "TraceReport": "name count measured_s bound_s modeled_s of_roof limited_by",
 }
 
 
@@ -161,9 +172,9 @@ def _profile(report: Any) -> tuple[list[Row], list[Row]]:
     rows = [({"gpu": each.gpu.name, **answer_of(made, each)}, each.policy, each.totals) for each in made.simulations]
     rows += [({"gpu": each.gpu}, f"{each.policy} with {each.label}", each.after) for each in report.what_ifs]
     totals = [{**_times(total), "policy": policy, **row} for row, policy, total in rows]
-    longest = kernel_rows(made, made.simulations[0])[:MOST_KERNELS] if made.simulations else ()
+    longest = kernel_rows(made, made.simulations[0])[:MOST_DETAILS] if made.simulations else ()
     figures = _rows_of("ProfileReport", totals, lambda row, name: row.get(name))
-    return figures, [{name: getattr(row, name) for name in _OF_KERNELS.split()} for row in longest]
+    return figures, [{name: getattr(row, name) for name in DETAILS["ProfileReport"].split()} for row in longest]
 
 
 def _times(total: Any) -> Row:
@@ -181,7 +192,13 @@ def _fused(report: Any) -> tuple[list[Row], list[Row]]:
 
     rows = [(each.gpu.name, row) for each in policy_sets(report.found.profile) for row in each.rows()]
     figures = _rows_of("FusedReport", rows, lambda row, name: row[0] if name == "gpu" else getattr(row[1], name))
-    return figures, []
+    refused: list[Row] = [
+        {"gpu": each["gpu"], "policy": policy, **rule}
+        for each in report.found.to_dict()["gpus"]
+        for policy, rules in each["refused"].items()
+        for rule in rules
+    ]
+    return figures, sorted(refused, key=lambda rule: -rule["saved_s"])[:MOST_DETAILS]
 
 
 def _compared(report: Any) -> tuple[list[Row], list[Row]]:
@@ -208,7 +225,7 @@ def _traced(report: Any) -> tuple[list[Row], list[Row]]:
     figures = _rows_of(
         "TraceReport", [totals], lambda row, name: found.gpu.name if name == "gpu" else getattr(row, name)
     )
-    groups = sorted(found.groups("op"), key=lambda group: -group.measured_s)[:MOST_KERNELS]
+    groups = sorted(found.groups("op"), key=lambda group: -group.measured_s)[:MOST_DETAILS]
     return figures, [_measured(group) for group in groups]
 
 
@@ -227,7 +244,7 @@ def _first_rows(report: Any) -> tuple[list[Row], list[Row]]:
     return [dict(zip(columns, row, strict=True)) for row in islice(rows, MOST_ROWS)], []
 
 
-#: report → how its figures and kernels are read
+#: report → how its figures and details are read
 _READERS: Mapping[str, Callable[[Any], tuple[list[Row], list[Row]]]] = {
     "ProfileReport": _profile,
     "FusedReport": _fused,

@@ -130,7 +130,7 @@ def test_an_answer_is_as_the_command_prints_it(profiled, caller, run, place):
 
 def test_explain_takes_a_handle(caller, profiled):
     answer = caller.call("explain", target=profiled["record"], explain=["relu"])
-    assert "limited by" in answer["answer"] and answer["kernels"][0]["name"] == "aten.relu"
+    assert "limited by" in answer["answer"] and answer["details"][0]["name"] == "aten.relu"
 
 
 def test_compare_puts_a_record_on_other_gpus(caller, profiled):
@@ -141,6 +141,7 @@ def test_compare_puts_a_record_on_other_gpus(caller, profiled):
 def test_fuse_has_a_row_for_each_policy(caller):
     answer = caller.call("fuse", target="model.py", gpu=["h100-sxm"], policy=["memwall", "ideal"], no_capture=True)
     assert [row["policy"] for row in answer["figures"]] == ["eager", "memwall", "ideal"]
+    assert all(row["rule"] and row["reason"] for row in answer["details"])
 
 
 def test_serve_has_a_row_for_each_load(caller, place):
