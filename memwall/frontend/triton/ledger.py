@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from memwall.core.graph import Pipe
-from memwall.frontend.triton.places import Runs, Touched, joined
+from memwall.frontend.triton.places import Runs, Touched
 
 #: bytes that L2 moves at once (CUDA C++ Programming Guide, device memory accesses)
 SECTOR_BYTES = 32
@@ -85,15 +85,3 @@ class Ledger:
             before = self.trips.get(key, (0, 0))
             self.trips[key] = before[0] + trips, before[1] + begun
         self.notes |= other.notes
-
-    def touched(self, argument: str, whats: tuple[str, ...]) -> tuple[float, bool]:
-        """Different bytes of an argument that such accesses touch, and whether data decides which."""
-        own = [a for a in self.accesses.values() if a.argument == argument and a.what in whats and a.elements]
-        if not own:
-            return 0.0, False
-        runs = [each for access in own for each in access.runs]
-        itemsize, by_data, known = max(a.itemsize for a in own), max(a.by_data for a in own), 0
-        if runs:
-            starts, ends = joined(runs)
-            known = int((ends - starts).sum())
-        return max(known, by_data) * itemsize, by_data > known

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from memwall.core.cache import cache_folder, keep, kept
@@ -11,6 +11,7 @@ from memwall.core.sources import source_hash
 from memwall.frontend.triton.ir import read_kernel
 from memwall.frontend.triton.launch import TritonCall
 from memwall.frontend.triton.ledger import SECTOR_BYTES, Access, Ledger
+from memwall.frontend.triton.places import Runs, joined
 from memwall.frontend.triton.reader import read
 from memwall.frontend.triton.reading import LaunchRead
 from memwall.ops.triton import BlockProduct, KernelWork, MemoryOperation
@@ -20,10 +21,13 @@ _READS, _WRITES = ("read", "atomic"), ("write", "atomic")
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a tensor argument has: bytes of its elements, and bytes from its first element to its storage's end."""
+    """What a tensor argument has: bytes of its elements, those of its storage, and where it begins there. Arguments
+    with the same number as ``storage`` share one; a negative one is shared by none."""
 
     nbytes: int
-    reach_bytes: int
+    stored_bytes: int
+    offset_bytes: int = 0
+    storage: int = -1
 
 
 def work_of_launch(launch: TritonCall, rooms: Mapping[str, Room], trips: int = 1) -> KernelWork:
@@ -38,13 +42,13 @@ def work_of_launch(launch: TritonCall, rooms: Mapping[str, Room], trips: int = 1
     """
     ledger = read(LaunchRead(read_kernel(launch.read), launch.arguments, launch.grid, trips))
     notes = dict.fromkeys(ledger.notes)
-    names = dict.fromkeys(access.argument for access in ledger.accesses.values())
-    reads, writes = ({name: _bytes(ledger, name, whats, rooms) for name in names} for whats in (_READS, _WRITES))
-    accesses = tuple(_operation(access, rooms) for access in ledger.accesses.values() if access.elements)
+    made = [access for access in ledger.accesses.values() if access.elements]
+    reads, writes = (_touched([each for each in made if each.what in whats], rooms) for whats in (_READS, _WRITES))
+    accesses = tuple(_operation(access, rooms) for access in made)
     alone = sum(each.touched_bytes for each in accesses if each.what in _READS)
-    for name in names:
-        if beyond := _beyond(ledger, name, rooms):
-            notes[f"{name.lstrip('%')} is touched {beyond:,} bytes beyond its end"] = None
+    for access in made:
+        if beyond := _beyond(access, rooms):
+            notes[f"{access.argument.lstrip('%')} is touched {beyond:,} bytes beyond its end"] = None
     return KernelWork(
         grid=launch.grid,
         num_warps=launch.num_warps,
@@ -55,9 +59,9 @@ def work_of_launch(launch: TritonCall, rooms: Mapping[str, Room], trips: int = 1
         flops=tuple((kind, str(pipe), count) for (kind, pipe), count in ledger.flops.items() if count),
         block_flops=tuple((str(pipe), count) for pipe, count in ledger.block_flops.items() if count),
         instructions=ledger.instructions,
-        read_bytes=sum(reads.values()),
-        write_bytes=sum(writes.values()),
-        again_bytes=max(alone - sum(reads.values()), 0),
+        read_bytes=reads,
+        write_bytes=writes,
+        again_bytes=max(alone - reads, 0),
         accesses=accesses,
         products=tuple(
             BlockProduct(each.m, each.n, each.k, str(each.pipe), each.itemsize, each.runs, each.multiply_adds)
@@ -69,38 +73,56 @@ def work_of_launch(launch: TritonCall, rooms: Mapping[str, Room], trips: int = 1
     )
 
 
-def _bytes(ledger: Ledger, name: str, whats: tuple[str, ...], rooms: Mapping[str, Room]) -> int:
-    """Different bytes of an argument; where data decides which, no more than it has."""
-    touched, by_data = ledger.touched(name, whats)
-    room = rooms.get(name.lstrip("%"))
-    return int(min(touched, room.nbytes) if by_data and room else touched)
+def _room_of(access: Access, rooms: Mapping[str, Room]) -> Room | None:
+    return rooms.get(access.argument.lstrip("%"))
+
+
+def _touched(accesses: Sequence[Access], rooms: Mapping[str, Room]) -> int:
+    """Different bytes that some operations touch, those of one storage once."""
+    memory: dict[object, list[Access]] = {}
+    for access in accesses:
+        room = _room_of(access, rooms)
+        key = room.storage if room is not None and room.storage >= 0 else access.argument
+        memory.setdefault(key, []).append(access)
+    return sum(_in_one(some, rooms) for some in memory.values())
+
+
+def _in_one(accesses: Sequence[Access], rooms: Mapping[str, Room]) -> int:
+    """Different bytes of one storage; where data decides which, as many as are asked for, and no more than it has."""
+    known = by_data = most = 0
+    runs: list[Runs] = []
+    for access in accesses:
+        room, size = _room_of(access, rooms), int(access.itemsize)
+        offset = room.offset_bytes if room is not None else 0
+        runs += [(starts * size + offset, ends * size + offset) for starts, ends in access.runs]
+        by_data = max(by_data, access.by_data * size)
+        most = max(most, room.nbytes if room is not None else by_data)
+    if runs:
+        starts, ends = joined(runs)
+        known = int((ends - starts).sum())
+    return max(known, min(by_data, most))
 
 
 def _operation(access: Access, rooms: Mapping[str, Room]) -> MemoryOperation:
-    alone = Ledger(accesses={0: access})
     sectors = access.sectors * SECTOR_BYTES
     return MemoryOperation(
         access.argument.lstrip("%"),
         access.what,
         access.place,
         int(access.elements * access.itemsize),
-        _bytes(alone, access.argument, (access.what,), rooms),
+        _touched([access], rooms),
         min(access.sampled * access.itemsize / sectors, 1.0) if sectors else 1.0,
         bool(access.by_data),
     )
 
 
-def _beyond(ledger: Ledger, name: str, rooms: Mapping[str, Room]) -> int:
-    """Bytes between the end of a tensor's storage and the last byte that is touched; those before its start too."""
-    room = rooms.get(name.lstrip("%"))
-    if room is None:
-        return 0
-    most = 0
-    for access in ledger.accesses.values():
-        for starts, ends in access.runs if access.argument == name else ():
-            if len(starts):
-                last, first = int(ends[-1] * access.itemsize), int(starts[0] * access.itemsize)
-                most = max(most, last - room.reach_bytes, -first)
+def _beyond(access: Access, rooms: Mapping[str, Room]) -> int:
+    """Bytes between the end of a tensor's storage and the last byte that is touched, or the first and its start."""
+    room, most = _room_of(access, rooms), 0
+    for starts, ends in access.runs if room is not None else ():
+        if room is not None and len(starts):
+            first, last = (int(at * access.itemsize) + room.offset_bytes for at in (starts[0], ends[-1]))
+            most = max(most, last - room.stored_bytes, -first)
     return most
 
 

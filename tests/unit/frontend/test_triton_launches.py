@@ -179,6 +179,14 @@ def test_what_data_decides_is_noted():
     assert any("which elements of table_ptr are touched depends on data" in n for n in launched(launch).traced.notes)
 
 
+def test_arguments_of_one_storage_are_read_once():
+    def launch():
+        x = torch.empty(2000, device="meta")
+        kernels.vector_add[(1,)](x, x[500:], torch.empty(1000, device="meta"), 1000, BLOCK=1024)
+
+    assert launched(launch).costs[0][-1].read_bytes == 6_000  # elements 0 to 1500
+
+
 # -- as a target, and what is refused ----------------------------------------------------------------------------------
 
 FILE = """\

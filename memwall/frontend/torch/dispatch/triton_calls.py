@@ -118,7 +118,7 @@ class _Launches:
         except UsageError as error:
             where = self.recorder.lines.here()
             raise UsageError(f"{error} (launched at {where})" if where else str(error)) from error
-        rooms = {argument: _room(tensor) for argument, tensor in tensors.items()}
+        rooms = rooms_of(tensors)
         key = launch, tuple(rooms.items())
         if key not in self.known:
             try:
@@ -131,9 +131,16 @@ class _Launches:
         return self.known[key]
 
 
-def _room(tensor: torch.Tensor) -> Room:
-    size, stored = tensor.element_size(), int(tensor.untyped_storage().nbytes())
-    return Room(tensor.numel() * size, stored - int(tensor.storage_offset()) * size)
+def rooms_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Room]:
+    """What each tensor has; storages are numbered as they appear."""
+    numbers: dict[int, int] = {}
+    found = {}
+    for name, tensor in tensors.items():
+        storage, size = tensor.untyped_storage(), tensor.element_size()
+        number = numbers.setdefault(compat.cdata(storage), len(numbers))
+        offset = int(tensor.storage_offset()) * size
+        found[name] = Room(tensor.numel() * size, int(storage.nbytes()), offset, number)
+    return found
 
 
 def pointer_use(source: str, pointers: frozenset[str]) -> tuple[set[str], set[str]]:
