@@ -77,11 +77,13 @@ def _verdict(answer: KernelBound) -> str:
         told += f": {wall.name} at {rate}"
     measured = answer.measured
     if measured is None:
-        reached = percent(answer.bound_s / answer.time_s, 0) if answer.time_s else "all"
-        return f"{told}. The best known kernel is expected to take {duration(answer.time_s)}, {reached} of it."
+        reached = percent(answer.bound_s / answer.time_s, 0) if answer.time_s else "100 %"
+        return f"{told}. The best known kernel should take {duration(answer.time_s)}, which is {reached} of the bound."
     if not measured.possible:
         return f"{duration(measured.time_s)} is not possible. {measured.why}"
-    return f"{told}; {duration(measured.time_s)} is {percent(measured.of_bound, 0)} of it. {measured.why}"
+    return (
+        f"{told}; a run of {duration(measured.time_s)} reaches {percent(measured.of_bound, 0)} of that. {measured.why}"
+    )
 
 
 def _runs(answer: KernelBound) -> Table:
