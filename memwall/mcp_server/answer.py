@@ -144,6 +144,7 @@ def _rows_of(page: str, rows: Sequence[Any], read: Callable[[Any, str], Any]) ->
 _OF_A_STEP = f"gpu policy {ANSWERS['profile']['']} kernels peak_memory fits"
 #: report → the columns of its figures
 FIGURES: Mapping[str, str] = {
+    "BoundReport": "gpu bound_s time_s low_s high_s limited_by bound_by flops dram_bytes",
     "ProfileReport": _OF_A_STEP,
     "FusedReport": "gpu policy time_s speedup kernels dram_bytes saved_bytes time_score mfu fits",
     "ComparisonReport": f"label speedup speedup_low speedup_high {ANSWERS['profile']['']} peak_memory fits"
@@ -156,10 +157,24 @@ FIGURES: Mapping[str, str] = {
 
 #: report → the columns of its details
 DETAILS: Mapping[str, str] = {
+    "BoundReport": "gpu policy kernels dram_bytes time_s low_s high_s limited_by called_s",
     "ProfileReport": "name module phase count time_s time_share bound_s flops bytes limited_by shapes",
     "FusedReport": "gpu policy rule count saved_s saved_bytes reason",
     "TraceReport": "name count measured_s bound_s modeled_s of_roof limited_by",
 }
+
+
+def _bounded(report: Any) -> tuple[list[Row], list[Row]]:
+    figures: list[Row] = []
+    details: list[Row] = []
+    for answer in report.found.answers:
+        row = {name: getattr(answer, name) for name in _columns(FIGURES["BoundReport"])}
+        judged = {
+            f"measured_{name}": getattr(answer.measured, name, None) for name in ("time_s", "of_bound", "possible")
+        }
+        figures.append({**row, **judged})
+        details += [{"gpu": answer.gpu, **write(run)} for run in answer.runs]
+    return figures, details
 
 
 def _profile(report: Any) -> tuple[list[Row], list[Row]]:
@@ -246,6 +261,7 @@ def _first_rows(report: Any) -> tuple[list[Row], list[Row]]:
 
 #: report → how its figures and details are read
 _READERS: Mapping[str, Callable[[Any], tuple[list[Row], list[Row]]]] = {
+    "BoundReport": _bounded,
     "ProfileReport": _profile,
     "FusedReport": _fused,
     "ComparisonReport": _compared,

@@ -16,6 +16,7 @@ from anyio.abc import TaskGroup
 
 from memwall.core.errors import MemwallError, UsageError
 from memwall.core.process import FORKS, Child, Lost, environment
+from memwall.frontend.targets.target import split_target
 from memwall.mcp_server.folder import check_file, check_paths
 from memwall.mcp_server.records import SCHEME, Records
 from memwall.mcp_server.running import AskedTool, CompilingRunner, RanTool, ToolRunner, TransformersRunner
@@ -92,7 +93,8 @@ class ToolCalls:
         os.mkfifo(self._own / "progress", 0o600)
         pipe = os.open(self._own / "progress", os.O_RDWR | os.O_NONBLOCK)
         self._group.start_soon(self._tell, pipe)
-        self._process(ToolRunner)
+        for kind in (ToolRunner, CompilingRunner):
+            self._process(kind)
 
     def stop(self) -> None:
         """End every process."""
@@ -136,8 +138,10 @@ class ToolCalls:
         target is no file, or there is no such record."""
         for word, text in texts_in(given):
             if not text.startswith(SCHEME):
-                check_paths(text, self._limits.folder)
-                if is_target(name, word):
+                names = is_target(name, word)
+                is_written_out = names and split_target(text).kind == "expression"  # whose / divides
+                check_paths(text, self._limits.folder, in_parts=not is_written_out)
+                if names and not is_written_out:
                     check_file(text, self._limits.folder)
         return {word: self._filed(value) for word, value in given.items()}
 

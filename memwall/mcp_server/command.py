@@ -52,7 +52,7 @@ from memwall.core.process import check_children
 def command(transport: str, port: int | None, folder: Path, time_limit: float, memory_limit: float) -> None:
     """Serve memwall's answers to a program with a language model, by the Model Context Protocol.
 
-    The tools are profile, explain, fuse, compare, serve, gpus and trace; they take the words of the commands. An
+    The tools are bound, profile, explain, fuse, compare, serve, gpus and trace; they take the words of the commands. An
     answer has at most 2 kB and a handle, under which the whole record is a resource. A call runs in a process of its
     own, sees files below --folder alone and no network, and is ended at its limits.
     """

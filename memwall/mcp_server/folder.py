@@ -31,9 +31,10 @@ _SETTINGS = ("pyproject.toml", "memwall.toml")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-def check_paths(text: str, folder: Path) -> None:
-    """Check that no part of a word leads out of a folder, links followed. Raises ``UsageError``: one does."""
-    for each in dict.fromkeys((text, *_AROUND.split(text))):
+def check_paths(text: str, folder: Path, *, in_parts: bool = True) -> None:
+    """Check that a word, and where it has them its parts, lead out of no folder, links followed. Raises ``UsageError``:
+    one does."""
+    for each in dict.fromkeys((text, *(_AROUND.split(text) if in_parts else ()))):
         try:
             inside = (folder / each).resolve().is_relative_to(folder)
         except (OSError, ValueError, RuntimeError):  # a NUL, too long, links in a circle

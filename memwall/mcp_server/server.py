@@ -23,6 +23,7 @@ from pydantic import AnyHttpUrl
 
 from memwall.core.errors import MemwallError, UsageError, unknown
 from memwall.core.scratch import scratch
+from memwall.core.structure import one_line
 from memwall.core.version import __version__
 from memwall.mcp_server.answer import compact, output_schema
 from memwall.mcp_server.calls import ServerLimits, ToolCalls
@@ -34,6 +35,8 @@ from memwall.report.json_schema import RECORDS, schema_text
 HOST = "127.0.0.1"
 #: sessions of clients over HTTP at a time, and bytes of a request
 _MOST_SESSIONS, _MOST_REQUEST_BYTES = 64, 1 << 20
+#: characters of an error
+_MOST_OF_AN_ERROR = 600
 #: how the handle of a record's schema begins
 _SCHEMAS = "memwall://schema/"
 INSTRUCTIONS = f"""memwall models where the time of a model goes on GPUs and TPUs that are not there. Targets \
@@ -103,7 +106,7 @@ async def _call_tool(context: Context, params: types.CallToolRequestParams) -> t
         calls: ToolCalls = context.lifespan_context
         answer = await calls.ask(params.name, params.arguments or {}, say)
     except MemwallError as error:
-        return types.CallToolResult(content=[types.TextContent(text=str(error))], is_error=True)
+        return types.CallToolResult(content=[types.TextContent(text=one_line(error, _MOST_OF_AN_ERROR))], is_error=True)
     return types.CallToolResult(content=[types.TextContent(text=compact(answer))], structured_content=answer)
 
 

@@ -42,6 +42,14 @@ class Tool:
 
 #: name → tool
 TOOLS: Mapping[str, Tool] = {
+    "bound": Tool(
+        command="bound",
+        report="BoundReport",
+        about="The speed of light of a kernel on any GPU, what libraries and compilers reach of it, and with "
+        "'measured' how good a time is, or that it is impossible. TARGET: an expression of torch's ops on shapes, such "
+        "as 'mm(bf16[4096,8192], bf16[8192,4096])', or as of profile.",
+        compiles=True,
+    ),
     "profile": Tool(
         command="profile",
         report="ProfileReport",

@@ -113,7 +113,16 @@ def profiled(caller):
 
 def test_it_lists_its_tools_with_schemas(caller):
     listed = caller.ask(caller.client.list_tools).tools
-    assert [tool.name for tool in listed] == ["profile", "explain", "fuse", "compare", "serve", "gpus", "trace"]
+    assert [tool.name for tool in listed] == [
+        "bound",
+        "profile",
+        "explain",
+        "fuse",
+        "compare",
+        "serve",
+        "gpus",
+        "trace",
+    ]
     assert all(tool.input_schema["type"] == tool.output_schema["type"] == "object" for tool in listed)
 
 
@@ -126,6 +135,19 @@ def test_an_answer_is_as_the_command_prints_it(profiled, caller, run, place):
     record = json.loads(run("profile", place / "model.py", "--gpu", "h100-sxm", "--json").out)
     kept = json.loads(caller.ask(caller.client.read_resource, profiled["record"]).contents[0].text)
     assert kept["simulations"] == record["simulations"] and kept["verdicts"] == record["verdicts"]
+
+
+def test_bound_takes_an_expression_and_judges_a_time(caller):
+    """2 x 4096 x 4096 x 8192 FLOPs at the 989.4 TFLOP/s of the datasheet take 277.8 us."""
+    matmul = "mm(bf16[4096,8192], bf16[8192,4096])"
+    (row,) = caller.call("bound", target=matmul, gpu=["h100-sxm"], measured="400us", policy=["eager"])["figures"]
+    assert row["bound_s"] == 277.8e-6 and row["measured_possible"] is True
+    (row,) = caller.call("bound", target=matmul, gpu=["h100-sxm"], measured="150us", policy=["eager"])["figures"]
+    assert row["measured_possible"] is False
+
+
+def test_an_expression_may_divide(caller):
+    assert caller.call("bound", target="f32[8,1024] / 2", gpu=["h100-sxm"], policy=["eager"])["figures"]
 
 
 def test_explain_takes_a_handle(caller, profiled):
@@ -234,6 +256,12 @@ def test_the_loop_of_the_docs_answers_as_they_show(caller, place):
     ("trace", {"target": "model.py", "ncu": "/etc/passwd"}, "leads out of the folder"),
     ("profile", {"target": "memwall://record/../../secret"}, "no record"),
     ("profile", {"target": "os:getcwd"}, "is no file below the folder"),
+    ("bound", {"target": "open('/etc/passwd')"}, "leads out of the folder"),
+    ("bound", {"target": "open('secret.toml')"}, "the expression"),
+    ("bound", {"target": "mm.__class__(1)"}, "the expression"),
+    ("bound", {"target": "../f(x)/model.py:model"}, "leads out of the folder"),
+    ("bound", {"csv": "/etc/passwd"}, "leads out of the folder"),
+    ("bound", {}, "name one TARGET"),
     ("profile", {"target": ["model.py"]}, "is not of type 'string'"),
     ("profile", {"target": {"a": 1}}, "is not of type 'string'"),
     ("profile", {"target": None}, "is not of type 'string'"),

@@ -10,10 +10,13 @@ from memwall.wings import part
 
 
 def test_the_tools_have_their_names():
-    assert [*TOOLS] == ["profile", "explain", "fuse", "compare", "serve", "gpus", "trace"]
+    assert [*TOOLS] == ["bound", "profile", "explain", "fuse", "compare", "serve", "gpus", "trace"]
 
 
-@pytest.mark.parametrize(("tool", "question"), [("profile", Step), ("serve", part("serving.ServeOptions"))])
+@pytest.mark.parametrize(
+    ("tool", "question"),
+    [("profile", Step), ("serve", part("serving.ServeOptions")), ("bound", part("bound.BoundOptions"))],
+)
 def test_every_option_of_a_question_is_a_property(tool, question):
     words_of_question = {said.spelled.replace("-", "_") for said in options_of(question).values()}
     assert words_of_question <= input_schema(tool)["properties"].keys()
