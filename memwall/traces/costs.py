@@ -18,6 +18,7 @@ the message, a half where the number of ranks is not known.
 
 from __future__ import annotations
 
+import math
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,12 +26,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memwall.core.errors import Unsupported
+from memwall.frontend.triton.work import remembered
 from memwall.hardware.chips import CHIPS
 from memwall.hardware.gpu import Gpu
-from memwall.ops import Cost, classify, cost_of
+from memwall.ops import Call, Cost, classify, cost_of
 from memwall.ops.collective import least_share
 from memwall.ops.launches import Plain
 from memwall.ops.libraries import library_rule, not_recorded
+from memwall.ops.triton import WORK
 from memwall.perfmodel.roofline import LINK, bound_s, predict_cost
 from memwall.traces.calls import Hints, Surroundings, argument_bytes, as_floats, read_call, record_of
 from memwall.traces.collectives import traced_message
@@ -65,6 +68,8 @@ def row_cost(row: Launches, surroundings: Surroundings) -> RowCost:
     if row.kind == "copy" and (copied := _copies(row.kernels)) is not None:
         return copied
     op = row.op
+    if (op is None or not can_be_costed(op)) and (own := _users_kernel(row.kernels)) is not None:
+        return own
     if op is None:
         return RowCost(None, "other", "no op is linked to its launch")
     if any("GraphLaunch" in kernel.launch for kernel in row.kernels):
@@ -188,6 +193,19 @@ def _triton(op: TracedOp) -> RowCost:
     except Unsupported as error:
         return RowCost(None, op_class, str(error))
     return RowCost(cost, op_class, may_read_less=op.strides is None, notes=(note,))
+
+
+def _users_kernel(kernels: Sequence[TracedKernel]) -> RowCost | None:
+    """Of a Triton kernel of the user's that some model profiled here launches too: what was read of it then."""
+    if len(kernels) != 1 or not kernels[0].grid or not kernels[0].block:
+        return None
+    (kernel,) = kernels
+    work = remembered(kernel.name, kernel.grid or (), math.prod(kernel.block or ()))
+    if work is None:
+        return None
+    call = Call(f"triton.{kernel.name}", (), (), (), {WORK: work.attribute()}, 0, 0)
+    note = "as read of the kernel of that name and grid in the model that was profiled last"
+    return RowCost(cost_of(call), work.op_class, notes=(note,))
 
 
 # ---- copies

@@ -17,6 +17,7 @@ from memwall.frontend.facts import Pipeline, TraceFacts, noted
 from memwall.frontend.program import TraceOptions, TraceResult, described
 from memwall.frontend.targets import Workload
 from memwall.frontend.targets.contract import parameters_of
+from memwall.frontend.targets.launching import Launching
 from memwall.frontend.targets.seeds import seed_all
 from memwall.frontend.torch.build import (
     Inputs,
@@ -257,6 +258,8 @@ class RecordedStep:
         saved = () if self.pipeline else self.saved  # a schedule has gone backward
         outputs += [part for tensor in saved for part in plain_parts(tensor) if recorder.knows(part) is not None]
         kept = [recorder.value(t) for t in outputs]
+        if isinstance(self.module, Launching):  # kernels are launched for what they write
+            kept += [i for op in recorder.ops if op.name.startswith("triton.") for i in op.outputs]
         kept += settle_state(recorder, self.held, storages_held(recorder, result, *self.given[:2], self.module))
         graph = recorder.graph(inputs, parameters, dict.fromkeys(kept), self.options.attention.label)
         return replace(graph, gradients=self.gradients)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from memwall.core.cache import cache_folder, keep, kept
 from memwall.core.errors import UsageError
@@ -14,8 +16,10 @@ from memwall.frontend.triton.ledger import SECTOR_BYTES, Access, Ledger
 from memwall.frontend.triton.places import Runs, joined
 from memwall.frontend.triton.reader import read
 from memwall.frontend.triton.reading import LaunchRead
-from memwall.ops.triton import BlockProduct, KernelWork, MemoryOperation
+from memwall.ops.triton import WORK, BlockProduct, KernelWork, MemoryOperation, work_of
 
+#: threads of a warp, of NVIDIA's GPUs and of AMD's
+_WARP_SIZES = (32, 64)
 _READS, _WRITES = ("read", "atomic"), ("write", "atomic")
 
 
@@ -136,6 +140,24 @@ def _class_of(ledger: Ledger) -> str:
     if kinds & {"reduction", "scan"}:
         return "reduction"
     return "elementwise" if kinds & {"arithmetic", "transcendental"} else "movement"
+
+
+def remember(name: str, work: KernelWork) -> None:
+    """Keep what a kernel does under its name, grid and warps, by which a trace of a run knows it."""
+    keep(_place(name, work.grid, work.num_warps), json.dumps(work.attribute()))
+
+
+def remembered(name: str, grid: Sequence[int], threads: int) -> KernelWork | None:
+    """What a kernel of this name, grid and threads of a block does, as last read here; None where none was."""
+    x, y, z = (*grid, 1, 1, 1)[:3]
+    for lanes in _WARP_SIZES:
+        if name.isidentifier() and (found := kept(_place(name, (x, y, z), threads // lanes))) is not None:
+            return work_of({WORK: json.loads(found)})
+    return None
+
+
+def _place(name: str, grid: tuple[int, int, int], warps: int) -> Path:
+    return cache_folder() / "triton" / f"{'-'.join(map(str, (name, *grid, warps)))}.kept"
 
 
 def keep_ir(text: str) -> str:

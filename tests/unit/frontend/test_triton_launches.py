@@ -231,6 +231,11 @@ def test_a_file_with_launch_is_a_target(file):
     assert memwall.profile(file()).costs[0][-1].write_bytes == 8_000
 
 
+def test_what_its_kernels_write_is_needed(file):
+    made = memwall.profile(file(), policy="ideal")
+    assert sum(kernel.write_bytes for kernel in made.simulations[0].kernels) == 8_000
+
+
 def test_its_sizes_are_those_that_it_takes(file):
     assert memwall.profile(file(), batch=3).costs[0][-1].write_bytes == 12_000
 

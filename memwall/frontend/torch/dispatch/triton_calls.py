@@ -22,7 +22,7 @@ from memwall.core.errors import Unsupported, UsageError
 from memwall.frontend.torch.dispatch.recorder import Recorder
 from memwall.frontend.torch.dispatch.tensors import freeze
 from memwall.frontend.triton.launch import launch_of
-from memwall.frontend.triton.work import Room, work_of_launch
+from memwall.frontend.triton.work import Room, remember, work_of_launch
 from memwall.ops.triton import WORK, KernelWork
 
 
@@ -122,7 +122,8 @@ class _Launches:
         key = launch, tuple(rooms.items())
         if key not in self.known:
             try:
-                self.known[key] = work_of_launch(launch, rooms, self.trips)
+                self.known[key] = made = work_of_launch(launch, rooms, self.trips)
+                remember(launch.name, made)
             except Unsupported as error:
                 self.known[key] = None
                 self.note(f"{name} could not be read: {error}; its tensors are counted")
