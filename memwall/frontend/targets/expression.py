@@ -21,8 +21,11 @@ from memwall.core.graph import ITEMSIZE
 from memwall.frontend.targets.contract import Workload
 from memwall.frontend.targets.inputs import SHORT_DTYPES, InputSpec, make_tensor, parse_input
 
+_DTYPES = "|".join((*SHORT_DTYPES, *ITEMSIZE))
 #: an input, or a call of a function
-_LOOKS = re.compile(rf"\b(?:{'|'.join((*SHORT_DTYPES, *ITEMSIZE))})\s*\[|[A-Za-z_][\w.]*\s*\(")
+_LOOKS = re.compile(rf"\b(?:{_DTYPES})\s*\[|[A-Za-z_][\w.]*\s*\(")
+#: an input of no sizes, which Python cannot read
+_SCALAR = re.compile(rf"\b({_DTYPES})\[\s*\]")
 #: what ends as a file, or as a name in one, is none
 _FILE = re.compile(r".*\.(?:py|json|gz|pb|onnx|mlir|mlirbc|stablehlo|jax|hlo|txt|toml|csv)(?::[\w.]+)?")
 _MOST_CHARACTERS, _MOST_DEPTH = 10_000, 60
@@ -122,16 +125,18 @@ def _functions() -> Mapping[str, Mapping[str, Any]]:
     listed = get_overridable_functions()
 
     def of(package: Any) -> dict[str, Any]:
-        names = {getattr(function, "__name__", "") for function in listed.get(package, ())}
-        return {name: getattr(package, name) for name in names if hasattr(package, name)}
+        ops = set(map(id, listed.get(package, ())))
+        return {name: found for name, found in vars(package).items() if id(found) in ops}
 
-    methods = {name: found for name, found in of(torch.Tensor).items() if not name.startswith("_")}
+    methods = {name for name in dir(torch.Tensor) if getattr(torch.Tensor, name) in listed[torch.Tensor]}
     return {
         "F": of(functional),
         "torch": {**of(torch), **of(torch.functional), **{name: getattr(torch, name) for name in _FILLING}},
         **{f"torch.{name}": of(getattr(torch, name)) for name in ("linalg", "fft", "special")},
         "math": {name: getattr(math, name) for name in ("sqrt", "ceil", "floor", "log", "log2", "exp")},
-        "Tensor": {name: found for name, found in methods.items() if name not in _NOT_ON_META},
+        "Tensor": {
+            name: getattr(torch.Tensor, name) for name in methods if name[0] != "_" and name not in _NOT_ON_META
+        },
     }
 
 
@@ -171,7 +176,7 @@ class _Statements(ast.NodeTransformer):
         if len(self.text) > _MOST_CHARACTERS:
             raise UsageError(f"an expression has at most {_MOST_CHARACTERS:,} characters, not {len(self.text):,}")
         try:
-            tree = ast.parse(self.text.strip())
+            tree = ast.parse(_SCALAR.sub(r"\1[()]", self.text.strip()))
         except SyntaxError as error:
             raise UsageError(f"cannot read {shown!r}: {error.msg} ({_at(error.lineno, error.offset)})") from None
         except (RecursionError, MemoryError, ValueError):

@@ -20,6 +20,7 @@ def run(text: str, *tensors: torch.Tensor) -> torch.Tensor:
         ("f16[2]", [("float16", (2,))]),
         ("i64[3,]", [("int64", (3,))]),
         ("f32[2**4]", [("float32", (16,))]),
+        ("f32[] + f32[2]", [("float32", ()), ("float32", (2,))]),
     ],
 )
 def test_inputs_are_those_that_are_written(text, shapes):
@@ -43,6 +44,7 @@ X, Y = torch.arange(6.0).reshape(2, 3), torch.ones(3, 2)
         ("torch.nn.functional.relu(-f32[2,3])[:, 1:] @ f32[3,2][1:]", lambda: torch.relu(-X)[:, 1:] @ Y[1:]),
         ("f32[2,3].to(torch.float16).float() @ f32[3,2] / math.sqrt(4)", lambda: X @ Y / 2),
         ("x = f32[2,3]\ny = x @ f32[3,2]", lambda: X @ Y),
+        ("torch.fft.rfft(f32[2,3]).real + torch.linalg.norm(f32[3,2])", lambda: torch.fft.rfft(X).real + 6**0.5),
     ],
 )
 def test_the_result_is_that_of_torch(text, expected):
