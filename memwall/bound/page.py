@@ -13,7 +13,7 @@ from memwall.report.document import Block, Document, Section, Sentence, Table, k
 from memwall.report.kinds import Report
 
 #: what a run is called
-_NAMES = {"eager": "libraries, as torch calls them", "inductor": "torch.compile", "memwall": "fused by memwall"}
+_NAMES = {"eager": "libraries, op by op", "inductor": "torch.compile", "memwall": "fused by memwall"}
 #: columns of CSV → how each is read
 _COLUMNS = ("gpu", "flops", "dram_bytes", "bound_s", "time_s", "low_s", "high_s", "limited_by", "bound_by")
 
@@ -105,7 +105,7 @@ def _runs(answer: KernelBound) -> Table:
         reached = measured.of_bound if measured.possible else None
         rows.append(("measured", "", "", duration(measured.time_s), "", reached, "", ""))
     specs = (
-        "run: 0, kernels: 1 right, bytes: 2 right, on the GPU: 3 right, 80 % range: 4 right, of the bound: 5 %,"
+        "run: 0, kernels: 1 right, bytes: 2 right, back to back: 3 right, 80 % range: 4 right, of the bound: 5 %,"
         " limited by: 6, called once: 7 right"
     )
     return col.listing("", rows, specs)
