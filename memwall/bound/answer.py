@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from memwall.bound.own_kernels import OwnKernel
 from memwall.core.errors import UsageError
 from memwall.core.files import read_json
 from memwall.core.structure import BadRecord, check_schema, read, write
@@ -88,6 +89,8 @@ class KernelBound:
     levers: tuple[str, ...] = ()
     measured: JudgedTime | None = None
     notes: tuple[str, ...] = ()
+    #: Triton kernels that it launches itself
+    own: tuple[OwnKernel, ...] = ()
 
     def run(self, policy: str) -> BoundRun | None:
         """The run of a policy; None where it has none."""

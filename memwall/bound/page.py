@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import memwall.report.columns as col
-from memwall.bound.answer import KernelBound, KernelBounds
+from memwall.bound.answer import BoundRun, KernelBound, KernelBounds
 from memwall.core.units import bandwidth, duration, flop_rate, flops, intensity, percent, size
 from memwall.report.document import Block, Document, Section, Sentence, Table, known_facts
 from memwall.report.kinds import Report
@@ -59,6 +59,8 @@ def _blocks(answer: KernelBound) -> list[Block]:
         ),
         _runs(answer),
     ]
+    if answer.own:
+        blocks += [_own(answer), *(Sentence(f"{each.name}: {hint}.") for each in answer.own for hint in each.hints)]
     if answer.measured is not None and answer.measured.raised_by:
         blocks.append(Sentence(f"What may be missing is {'; '.join(answer.measured.raised_by)}."))
     if answer.why:
@@ -86,10 +88,40 @@ def _verdict(answer: KernelBound) -> str:
     )
 
 
+def _name(run: BoundRun, answer: KernelBound) -> str:
+    if run.policy == "eager" and len(answer.own) == run.kernels:
+        return "as launched"
+    return _NAMES.get(run.policy, run.policy) + (f", {run.attention} attention" if run.attention else "")
+
+
+def _own(answer: KernelBound) -> Table:
+    """The user's own kernels as compiled."""
+    rows = [
+        (
+            each.name,
+            f"{each.programs:,} of {each.num_warps} warps",
+            f"{each.registers:,}",
+            size(each.spilled_bytes),
+            size(each.shared_bytes),
+            each.occupancy,
+            each.limited_by,
+            f"{each.waves:.1f}",
+            each.tensor_instruction or "none",
+            each.sector_share,
+        )
+        for each in answer.own
+    ]
+    specs = (
+        "your kernel: 0, programs: 1 right, registers: 2 right, spilled: 3 right, shared: 4 right, occupancy: 5 %,"
+        " by: 6, waves: 7 right, tensor cores: 8, sectors used: 9 %"
+    )
+    return col.listing("", rows, specs)
+
+
 def _runs(answer: KernelBound) -> Table:
     rows = [
         (
-            _NAMES.get(run.policy, run.policy) + (f", {run.attention} attention" if run.attention else ""),
+            _name(run, answer),
             f"{run.kernels:,}",
             size(run.dram_bytes),
             duration(run.time_s),

@@ -12,6 +12,7 @@ from memwall.analysis.levers import NOTABLE, levers
 from memwall.analysis.whole_profile import limited_by
 from memwall.bound.answer import BoundRun, BoundWall, KernelBound, KernelBounds, OtherBound
 from memwall.bound.judging import judged
+from memwall.bound.own_kernels import own_kernels
 from memwall.bound.question import BASELINES, BoundOptions, BoundStep, at_clock, seconds_of
 from memwall.bound.stored import in_stored_dtypes
 from memwall.core.errors import MissingError, UsageError
@@ -113,7 +114,8 @@ def bounds(
         measured: a measured time.
         brief: figures, without what explains them.
     """
-    policies = dict.fromkeys((BASELINES[baseline], *(wanted or RUNS)))
+    mine = all(op.name.startswith("triton.") for op in made.graph.ops)  # no other run does anything else
+    policies = dict.fromkeys((BASELINES[baseline], *(wanted or (RUNS[:1] if mine else RUNS))))
     able = [each for each in policies if made.of_torch or each not in COMPILED]
     asked = _Asked(made, able, frozenset(wanted or ()), kernel, seconds_of(measured), brief)
     return tuple(map(asked.answer, made.gpus))
@@ -184,6 +186,9 @@ class _Asked(NamedTuple):
             answer = replace(answer, why=_why(best), levers=tuple(_levers(best)))
         if self.measured_s is not None:
             answer = replace(answer, measured=judged(self.measured_s, cost, gpu, answer.runs))
+        if best is not None and not self.brief:
+            own, missing = own_kernels(best.made.graphs[best.schedule.graph], gpu)
+            answer, notes = replace(answer, own=own), (*notes, *missing)
         return replace(answer, notes=tuple(dict.fromkeys(notes)))
 
 

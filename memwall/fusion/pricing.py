@@ -20,15 +20,12 @@ from memwall.core.graph import EAGER, Graph, Pipe, Span, Value, distinct_bytes, 
 from memwall.fusion.plan import Group, Placement
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
-from memwall.ops.launches import Launch, Plain, Stream
+from memwall.ops.launches import ROW_BYTES_ON_CHIP, Launch, Plain, Stream
 from memwall.ops.loops import OPAQUE, loop_of
 from memwall.ops.product_launches import Convolution, FusedAttention, Gemm, Recurrent
 from memwall.ops.registry import is_recurrent
 from memwall.perfmodel.roofline import predict_cost
 
-#: bytes of one row that a thread block holds between two passes: half of a multiprocessor's 256 KiB of registers, so
-#: that two blocks can run at once
-ROW_BYTES_ON_CHIP = 128 * 1024
 #: rows in flight on a multiprocessor: it holds 2048 threads, and a row takes a block of 512
 ROWS_PER_SM = 4
 #: bytes of a partial sum, in float32

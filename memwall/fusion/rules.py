@@ -14,7 +14,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memwall.core.graph import EAGER, Graph, Op, TensorSpec, Value
-from memwall.fusion.pricing import ROW_BYTES_ON_CHIP, Border
+from memwall.fusion.pricing import Border
+from memwall.ops.launches import ROW_BYTES_ON_CHIP
 from memwall.ops.loops import FAR, Loop
 from memwall.ops.registry import is_users_own
 

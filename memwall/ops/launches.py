@@ -15,6 +15,9 @@ from memwall.hardware.constants import NO_ROWS
 #: load latencies of a thread's turn that takes one load and updates running moments: the division by the count and the
 #: two products that wait for it add half a latency (moments of 128 groups on A100, A10 and L40S: 1000 to 1140 clocks)
 WELFORD_STEPS = 1.5
+#: bytes of one row that a thread block holds between two passes: half of a multiprocessor's 256 KiB of registers, so
+#: that two blocks can run at once
+ROW_BYTES_ON_CHIP = 128 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 - FLOPs are those of elements that were loaded: what a mask leaves out is no work. A launch does those of whole blocks.
 - Bytes are the different ones that all programs together read and write, each once. What several operations read of one
-  tensor are further passes, which L2 serves where it holds them.
+  tensor are further passes: those over what a program cannot hold are traffic, where L2 does not hold it.
 - A kernel whose products outweigh all else is priced as a matmul in tiles of its own; two products with an exponential
   between them, as fused attention; any other, as one generated kernel.
 """
@@ -17,7 +17,7 @@ from memwall.core.graph import Pipe
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost
 from memwall.ops.contraction import FOUR_BITS
-from memwall.ops.launches import Launch, Stream
+from memwall.ops.launches import ROW_BYTES_ON_CHIP, Launch, Stream
 from memwall.ops.product_launches import FusedAttention, Gemm, QuantisedGemm, VectorGemm
 from memwall.ops.quantised import kernels_of
 from memwall.ops.registry import formula
@@ -157,11 +157,13 @@ def _stream(work: KernelWork, cost: Cost) -> Stream:
     reads = [each for each in work.accesses if each.what == "read" and not each.by_data]
     sectors = sum(int(each.asked_bytes / each.sector_share) for each in reads if each.sector_share)
     asked = sum(each.asked_bytes for each in reads)
+    row_bytes = max((each.asked_bytes for each in reads), default=0) / max(work.programs, 1)
+    again_bytes = work.again_bytes if row_bytes > ROW_BYTES_ON_CHIP else 0
     return Stream(
         kind="generated",
-        read_bytes=cost.read_bytes + work.again_bytes,
+        read_bytes=cost.read_bytes + again_bytes,
         write_bytes=cost.write_bytes,
-        second_pass_bytes=work.again_bytes,
+        second_pass_bytes=again_bytes,
         flops=sum(count for _, count in work.block_flops),
         pipe=pipe,
         instructions=work.instructions,

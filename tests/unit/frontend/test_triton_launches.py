@@ -115,16 +115,15 @@ def test_attention_is_priced_as_fused_attention():
     assert (launch.FAMILY, launch.heads, launch.queries, launch.pairs) == ("attention", 256, 128, 9 * 128 * 64)
 
 
-def test_three_passes_over_rows_read_them_twice_more():
+@pytest.mark.parametrize(("columns", "passes"), [(1_000, 0), (100_000, 2)], ids=["in a program", "beyond 128 KiB"])
+def test_further_passes_over_rows_that_a_program_cannot_hold_are_traffic(columns, passes):
     def launch():
-        x = halves(64, 1000)
-        few = torch.empty(64, device="meta")
-        kernels.layer_norm[(64,)](
-            x, halves(64, 1000), halves(1000), halves(1000), few, few, 1000, 1000, 1e-5, BLOCK=256
-        )
+        x, few = halves(64, columns), torch.empty(64, device="meta")
+        kept = (x, halves(64, columns), halves(columns), halves(columns), few, few)
+        kernels.layer_norm[(64,)](*kept, columns, columns, 1e-5, BLOCK=256)
 
     (launch,) = launched(launch).costs[0][-1].launches
-    assert launch.second_pass_bytes == 2 * 128_000
+    assert launch.second_pass_bytes == passes * 2 * 64 * columns
 
 
 def test_a_stride_of_three_asks_for_all_sectors():
