@@ -22,9 +22,10 @@ def model():
 def inputs(batch=8):
     return (torch.zeros(batch, 512, 1024),)
 """
-#: tool -> what it is asked, the shortest answer first
+#: tool -> what it is asked, the lightest first
 CALLS = {
     "gpus": {"names": ["h100"]},
+    "bound": {"target": "mm(bf16[4096,8192], bf16[8192,4096])", "gpu": ["h100"], "measured": "400us"},
     "profile": {"target": "model.py", "gpu": ["h100"]},
     "explain": {"target": "model.py", "gpu": ["h100"], "explain": ["gelu"]},
     "compare": {"targets": ["model.py"], "gpu": ["a100", "h100"]},

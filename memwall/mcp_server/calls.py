@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,8 +93,13 @@ class ToolCalls:
         os.mkfifo(self._own / "progress", 0o600)
         pipe = os.open(self._own / "progress", os.O_RDWR | os.O_NONBLOCK)
         self._group.start_soon(self._tell, pipe)
-        for kind in (ToolRunner, CompilingRunner):
-            self._process(kind)
+        self._group.start_soon(self._begin)
+
+    async def _begin(self) -> None:
+        """Start what most calls need, and when it answers what takes longer to import."""
+        with contextlib.suppress(MemwallError):
+            await self._made(self._asked("gpus", (), Records.handle()))
+        self._process(CompilingRunner)
 
     def stop(self) -> None:
         """End every process."""
@@ -116,22 +121,19 @@ class ToolCalls:
         handle = Records.handle()
         try:
             async with self._slots:
-                asked = AskedTool(
-                    tool=name,
-                    words=tuple(line),
-                    record=handle,
-                    folder=self._limits.folder,
-                    own=self._own,
-                    memory_bytes=self._limits.memory_bytes,
-                )
                 self._say[handle] = say
-                made = await self._made(asked)
+                made = await self._made(self._asked(name, line, handle))
         finally:
             self._inside -= 1
             self._say.pop(handle, None)
         if made.record:
             self.records.keep(handle, name, made.record, made.page)
         return made.answer
+
+    def _asked(self, name: str, line: Sequence[str], handle: str) -> AskedTool:
+        limits = self._limits
+        within: Any = {"folder": limits.folder, "own": self._own, "memory_bytes": limits.memory_bytes}
+        return AskedTool(tool=name, words=tuple(line), record=handle, **within)
 
     def _checked(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """What a client gave, a handle replaced by its file. Raises ``UsageError``: a word leads out of the folder, a

@@ -226,6 +226,7 @@ def test_nothing_is_written_into_the_folder(caller, place):
 
 def test_the_loop_of_the_docs_answers_as_they_show(caller, place):
     """Each call of docs/agents.md in order; an answer has at least what is shown of it."""
+    pytest.importorskip("triton", reason="a kernel of the page is compiled by Triton")
     page = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
     found = re.findall(r'^```(\w+) title="([\w.]+)"\n(.*?)^```$', page, re.MULTILINE | re.DOTALL)
     answer: dict = {}
@@ -237,7 +238,7 @@ def test_the_loop_of_the_docs_answers_as_they_show(caller, place):
             assert {key: answer[key] for key in shown} == shown
         elif language == "json" and title != "mcp.json":
             answer = caller.call(title, **json.loads(text.replace("RECORD", answer.get("record", ""))))
-    assert [title for _, title, _ in found].count("answer") == 4
+    assert [title for _, title, _ in found].count("answer") == 7
 
 
 # -- a client that does not --------------------------------------------------------------------------------------------
