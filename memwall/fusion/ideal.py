@@ -65,8 +65,34 @@ class _Ideal:
         return Plan("ideal", tuple(groups))
 
     def crossing_bytes(self, op_ids: Sequence[int]) -> tuple[int, int]:
-        """Bytes that ops read from before the step and write to what outlives it, if nothing between crosses."""
-        return self._first_reads(op_ids, set())[1], self._last_writes(op_ids)[1]
+        """Bytes that ops read from before the step and write to what outlives it, if nothing between crosses. Of a
+        tensor of which only a view is returned, the rest need not be written."""
+        written, write_bytes = self._last_writes(op_ids)
+        values, storages = self.graph.values, self.graph.storages
+        returned = [values[v] for v in self.graph.outputs]
+        made = {values[v].storage for v in written if not storages[values[v].storage].is_persistent}
+        shown = [value for value in returned if value.storage in made]
+        whole = [values[v] for v in written if values[v].storage in {value.storage for value in shown}]
+        unseen = max(distinct_bytes(whole) - distinct_bytes(shown), 0)
+        return self._outside_bytes(op_ids), max(write_bytes - unseen, 0)
+
+    def _outside_bytes(self, op_ids: Sequence[int]) -> int:
+        """Distinct bytes of tensors from before the step that ops read; of one that is looked up in, as many as are
+        fetched, at most all."""
+        values, whole, fetched = self.graph.values, list[Value](), dict[int, int]()
+        size_of: dict[int, int] = {}
+        for i in op_ids:
+            uses = self.flow.reads[i]
+            outside = [(values[v], n) for v, n in uses if self.flow.writer[n] < 0]
+            made_bytes = sum(values[v].spec.nbytes for v, n in uses if self.flow.writer[n] >= 0)
+            if outside and self.costs[i].read_bytes < distinct_bytes([values[v] for v, _ in uses]):
+                table, version = max(outside, key=lambda use: use[0].spec.nbytes)
+                size_of[version] = max(size_of.get(version, 0), table.spec.nbytes)
+                some_bytes = max(self.costs[i].read_bytes - made_bytes, 0)
+                fetched[version] = fetched.get(version, 0) + some_bytes
+            else:
+                whole += [value for value, _ in outside]
+        return distinct_bytes(whole) + sum(min(count, size_of[version]) for version, count in fetched.items())
 
     def _members(self, flash: Mapping[int, int]) -> list[list[int]]:
         """Each op with the last matrix kernel among its ancestors; decomposed attention in one group."""
