@@ -27,6 +27,8 @@ SCHEMA = "memwall.bounds/1"
 _COLUMNS = ("problem", "name", "gpu", "measured")
 #: thresholds of fast_p that a page shows, as KernelBench's papers do
 _THRESHOLDS = (1.0, 1.5, 2.0)
+#: and the same against the bound, which none exceeds
+_SHARES = (0.5, 0.7, 0.9)
 #: rows of a page
 _MOST_ROWS = 40
 
@@ -169,9 +171,10 @@ class ProblemsReport(Report):
         scores = [row.sol_score for row in rated if row.sol_score is not None]
         shares = [row.of_bound for row in rated if row.of_bound is not None]
         fast = ", ".join(f"fast_{p:g} {percent(fast_p(speedups, p), 0)}" for p in _THRESHOLDS)
+        near = ", ".join(f"{percent(fast_p(shares, p), 0)} above {percent(p, 0)}" for p in _SHARES)
         return [
             ("measured", f"{counted(len(rated), 'time')}; {impossible:,} more are below the bound"),
-            ("of the bound", f"median {percent(median(shares), 0)}" if shares else ""),
+            ("of the bound", f"median {percent(median(shares), 0)}; {near}" if shares else ""),
             (f"against {self.baseline}", fast if speedups else ""),
             ("sol_score", f"median {median(scores):.2f}" if scores else ""),
         ]
