@@ -16,9 +16,8 @@ from memwall.codegen import Kernel, NotGenerated, generate
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 from memwall.core.sources import load_source
-from memwall.frontend.torch.dispatch.triton_calls import rooms_of
 from memwall.frontend.triton.launch import launch_of
-from memwall.frontend.triton.work import work_of_launch
+from memwall.frontend.triton.work import rooms_of, work_of_launch
 from memwall.hardware.lookup import load_gpu
 from memwall.record.profile import Profile
 

@@ -7,3 +7,7 @@ trips, exactly, as functions of the program's number. What data decides is assum
 """
 
 from __future__ import annotations
+
+from memwall.frontend.triton.work import kept_ir, kernel_work
+
+__all__ = ["kept_ir", "kernel_work"]

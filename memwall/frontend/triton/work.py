@@ -6,16 +6,19 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from memwall.core import compat
 from memwall.core.cache import cache_folder, keep, kept
 from memwall.core.errors import UsageError
 from memwall.core.sources import source_hash
 from memwall.frontend.triton.ir import read_kernel
-from memwall.frontend.triton.launch import TritonCall
+from memwall.frontend.triton.launch import TritonCall, capability_of, launch_of
 from memwall.frontend.triton.ledger import SECTOR_BYTES, Access, Ledger
 from memwall.frontend.triton.places import Runs, joined
 from memwall.frontend.triton.reader import read
 from memwall.frontend.triton.reading import LaunchRead
+from memwall.hardware.lookup import Gpu
 from memwall.ops.triton import WORK, BlockProduct, KernelWork, MemoryOperation, work_of
 
 #: threads of a warp, of NVIDIA's GPUs and of AMD's
@@ -75,6 +78,37 @@ def work_of_launch(launch: TritonCall, rooms: Mapping[str, Room], trips: int = 1
         trips=tuple(trips for trips, _ in ledger.trips.values()),
         notes=tuple(notes),
     )
+
+
+def rooms_of(tensors: Mapping[str, Any]) -> dict[str, Room]:
+    """What each tensor has; storages are numbered as they appear."""
+    numbers: dict[int, int] = {}
+    found = {}
+    for name, tensor in tensors.items():
+        storage, size = tensor.untyped_storage(), tensor.element_size()
+        number = numbers.setdefault(compat.cdata(storage), len(numbers))
+        offset = int(tensor.storage_offset()) * size
+        found[name] = Room(tensor.numel() * size, int(storage.nbytes()), offset, number)
+    return found
+
+
+def kernel_work(kernel: Any, grid: Any, *args: Any, gpu: Gpu | None = None, **options: Any) -> KernelWork:
+    """What ``kernel[grid](*args, **options)`` does, without running it.
+
+    Args:
+        kernel: a function that ``@triton.jit`` decorates.
+        grid: as in a launch.
+        args, options: what it is called with; tensors may be on any device, meta too.
+        gpu: for which Triton writes the IR; None: the default one.
+
+    Raises:
+        UsageError: Triton refuses the kernel or the launch.
+        Unsupported: the kernel has what the reader does not know.
+    """
+    launch = launch_of(kernel, grid, args, options, capability_of(gpu))
+    given = {**dict(zip(kernel.arg_names, args, strict=False)), **options}
+    bases = {name: getattr(value, "base", value) for name, value in given.items()}  # of descriptors of the host
+    return work_of_launch(launch, rooms_of({name: each for name, each in bases.items() if hasattr(each, "numel")}))
 
 
 def _room_of(access: Access, rooms: Mapping[str, Room]) -> Room | None:

@@ -14,8 +14,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from memwall.frontend.triton.launch import launch_of
-from memwall.frontend.triton.work import Room, work_of_launch
+from memwall.frontend.triton.work import kernel_work
+from memwall.hardware.lookup import load_gpu
 from tests.unit import triton_kernels as kernels
 
 F16, F32, I32, I64, U8, FP8 = (
@@ -25,6 +25,10 @@ F16, F32, I32, I64, U8, FP8 = (
 
 def T(dtype: torch.dtype, *shape: int) -> torch.Tensor:  # noqa: N802  a table is full of it
     return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def several(count: int, dtype: torch.dtype, *shape: int) -> tuple[torch.Tensor, ...]:
+    return tuple(T(dtype, *shape) for _ in range(count))
 
 
 def described(tensor: torch.Tensor, *block: int) -> Any:
@@ -44,20 +48,11 @@ class Case:
     read: int
     write: int
     flops: dict[str, int] = field(default_factory=dict)
-    capability: int = 90
+    gpu: str = "h100"
 
     def work(self) -> Any:
-        launch = launch_of(getattr(kernels, self.name), self.grid, self.args, self.constants, self.capability)
-        names = [name for name, _ in _parameters(getattr(kernels, self.name))]
-        given = dict(zip(names, self.args, strict=False))
-        bases = {name: getattr(value, "base", value) for name, value in given.items()}
-        sizes = {name: value.numel() * value.element_size() for name, value in bases.items()
-                 if isinstance(value, torch.Tensor)}  # fmt: skip
-        return work_of_launch(launch, {name: Room(size, size) for name, size in sizes.items()})
-
-
-def _parameters(kernel: Any) -> Any:
-    return kernel.signature.parameters.items()
+        kernel, gpu = getattr(kernels, self.name), load_gpu(self.gpu)
+        return kernel_work(kernel, self.grid, *self.args, gpu=gpu, **self.constants)
 
 
 def matmul_case(m: int, n: int, k: int, activation: str, **counts: Any) -> Case:
@@ -69,13 +64,13 @@ def matmul_case(m: int, n: int, k: int, activation: str, **counts: Any) -> Case:
 
 CASES = [
     # 100,000 adds of two numbers; three tensors of 400,000 bytes, the tail of 352 masked
-    Case("vector_add", (98,), (T(F32, 100000),) * 3 + (100000,), {"BLOCK": 1024},
+    Case("vector_add", (98,), (*several(3, F32, 100000), 100000), {"BLOCK": 1024},
          800_000, 400_000, {"arithmetic": 100_000}),
     # 64 x 1000: a subtraction and a division each, an exp, a sum; the maximum counts none
-    Case("softmax_row", (64,), (T(F32, 64, 1000),) * 2 + (1000, 1000, 1000), {"BLOCK": 1024},
+    Case("softmax_row", (64,), (*several(2, F32, 64, 1000), 1000, 1000, 1000), {"BLOCK": 1024},
          256_000, 256_000, {"arithmetic": 128_000, "transcendental": 64_000, "reduction": 64_000}),
     # 1823 x 781 = 1,423,763 elements of 4 bytes, rows shared among 132 programs
-    Case("softmax_persistent", (132,), (T(F32, 1823, 781),) * 2 + (781, 1823, 781), {"BLOCK": 1024, "STAGES": 4},
+    Case("softmax_persistent", (132,), (*several(2, F32, 1823, 781), 781, 1823, 781), {"BLOCK": 1024, "STAGES": 4},
          5_695_052, 5_695_052, {"arithmetic": 2_847_526, "transcendental": 1_423_763, "reduction": 1_423_763}),
     # 2 x 1024^3; each operand once: 2 x 2 MiB
     matmul_case(1024, 1024, 1024, "", read=4_194_304, write=2_097_152, flops={"dot": 2_147_483_648}),
@@ -105,16 +100,16 @@ CASES = [
     # products of 128 x 64 x 64 each: 2304 x 2 x 2 x 524,288. A block has 8192 scores: scale, subtract, and 8192 results
     # to rescale, and 128 rows: max x scale, top - new, total x old, + : 2304 x (2 x 8192 + 8192 + 4 x 128); a division
     # for each result, 2,097,152, and the first top, 128 - inf, in 256 programs. exp2 of scores and rows; sums of scores
-    Case("attention", (8, 32), (T(F16, 32, 1024, 64),) * 4 + (0.1, 32, 1024),
+    Case("attention", (8, 32), (*several(4, F16, 32, 1024, 64), 0.1, 32, 1024),
          {"BM": 128, "BN": 64, "D": 64, "CAUSAL": True}, 3 * 4_194_304, 4_194_304,
          {"dot": 4_831_838_208, "arithmetic": 59_899_904, "transcendental": 19_169_280, "reduction": 18_874_368}),
     # all 16 blocks of keys for all 8 blocks of rows: 4096 pairs of blocks, 4 x 524,288 FLOP each
-    Case("attention", (8, 32), (T(F16, 32, 1024, 64),) * 4 + (0.1, 32, 1024),
+    Case("attention", (8, 32), (*several(4, F16, 32, 1024, 64), 0.1, 32, 1024),
          {"BM": 128, "BN": 64, "D": 64, "CAUSAL": False}, 3 * 4_194_304, 4_194_304,
          {"dot": 8_589_934_592, "arithmetic": 4096 * 25_088 + 2_097_152, "transcendental": 4096 * 8_320,
           "reduction": 4096 * 8_192}),
     # 512 tiles on 132 programs: 2 x 4096^3
-    Case("matmul_persistent", (132,), (T(F16, 4096, 4096),) * 3 + (4096, 4096, 4096),
+    Case("matmul_persistent", (132,), (*several(3, F16, 4096, 4096), 4096, 4096, 4096),
          {"PROGRAMS": 132, "BM": 128, "BN": 256, "BK": 64}, 67_108_864, 33_554_432, {"dot": 137_438_953_472}),
     # descriptors leave out what lies beyond the tensors: 2 x 1000 x 520 x 200
     Case("matmul_descriptors", (8, 5), (T(F16, 1000, 200), T(F16, 520, 200), T(F16, 1000, 520), 1000, 520, 200),
@@ -127,12 +122,12 @@ CASES = [
     Case("matmul_scaled", (4, 4), (T(FP8, 512, 1024), T(U8, 512, 32), T(FP8, 512, 1024), T(U8, 512, 32),
                                    T(F32, 512, 512), 512, 512, 1024),
          {"BM": 128, "BN": 128, "BK": 128, "PACK": 1, "KIND": "e4m3"}, 2 * (524_288 + 16_384), 1_048_576,
-         {"dot": 536_870_912}, capability=100),
+         {"dot": 536_870_912}, gpu="b200"),
     # MXFP4: two numbers in a byte
     Case("matmul_scaled", (4, 4), (T(U8, 512, 512), T(U8, 512, 32), T(U8, 512, 512), T(U8, 512, 32),
                                    T(F32, 512, 512), 512, 512, 1024),
          {"BM": 128, "BN": 128, "BK": 128, "PACK": 2, "KIND": "e2m1"}, 2 * (262_144 + 16_384), 1_048_576,
-         {"dot": 536_870_912}, capability=100),
+         {"dot": 536_870_912}, gpu="b200"),
     # one number, added to by 98 programs
     Case("sum_atomic", (98,), (T(F32, 100000), T(F32, 1), 100000), {"BLOCK": 1024},
          400_004, 4, {"reduction": 100_000, "atomic": 98}),
@@ -151,10 +146,10 @@ CASES = [
     # 10,000 places in 500 numbers: all 2,000 bytes, read and written
     Case("scatter_add", (10,), (T(F32, 10000), T(I32, 10000), T(F32, 500), 10000), {"BLOCK": 1024},
          40_000 + 40_000 + 2_000, 2_000, {"atomic": 10_000}),
-    Case("cumsum_rows", (64,), (T(F32, 64, 1000),) * 2 + (1000,), {"BLOCK": 1024},
+    Case("cumsum_rows", (64,), (*several(2, F32, 64, 1000), 1000), {"BLOCK": 1024},
          256_000, 256_000, {"scan": 64_000}),
     # three FLOPs a step: a2 a1, a2 b1, + b2
-    Case("linear_recurrence", (64,), (T(F32, 64, 512),) * 3 + (512,), {"BLOCK": 512},
+    Case("linear_recurrence", (64,), (*several(3, F32, 64, 512), 512), {"BLOCK": 512},
          262_144, 131_072, {"scan": 98_304}),
     # 64 counts of 4 bytes, to which 10 programs add
     Case("histogram", (10,), (T(I32, 10000), T(I32, 64), 10000), {"BINS": 64, "BLOCK": 1024}, 40_256, 256),
@@ -175,10 +170,10 @@ CASES = [
     Case("rms_norm", (64,), (T(F16, 64, 1000), T(F16, 1000), T(F16, 64, 1000), 1000, 1e-6), {"BLOCK": 1024},
          130_000, 128_000, {"arithmetic": 192_128, "reduction": 64_000, "transcendental": 64}),
     # sigmoid: 0 - x, exp, 1 + , 1 / ; a times it, times b
-    Case("swiglu", (10,), (T(F16, 10000),) * 3 + (10000,), {"BLOCK": 1024},
+    Case("swiglu", (10,), (*several(3, F16, 10000), 10000), {"BLOCK": 1024},
          40_000, 20_000, {"arithmetic": 50_000, "transcendental": 10_000}),
     # 0.044715 x x x (3), + x, x 0.79788; 0.5 x, 1 + tanh, their product
-    Case("gelu_tanh", (10,), (T(F32, 10000),) * 2 + (10000,), {"BLOCK": 1024},
+    Case("gelu_tanh", (10,), (*several(2, F32, 10000), 10000), {"BLOCK": 1024},
          40_000, 40_000, {"arithmetic": 80_000, "transcendental": 10_000}),
     # 64 x 10,000: x - new; 3 blocks a row: top - new, total x, +; at the end + and -. exp of each, 3 a row, and a log
     Case("cross_entropy", (64,), (T(F32, 64, 10000), T(I64, 64), T(F32, 64), 10000), {"BLOCK": 4096},
@@ -202,7 +197,7 @@ CASES = [
     Case("argmax_rows", (64,), (T(F32, 64, 1000), T(I64, 64), 1000), {"BLOCK": 1024}, 256_000, 512),
     # m: b1 m, (1 - b1) g, + ; v: b2 v, (1 - b2) g, g, + ; p: lr m, root, + eps, /, - : 11 and a root; 1 - b twice in
     # each of ten programs
-    Case("adam", (10,), (T(F32, 10000),) * 4 + (10000, 1e-3, 0.9, 0.999, 1e-8), {"BLOCK": 1024},
+    Case("adam", (10,), (*several(4, F32, 10000), 10000, 0.001, 0.9, 0.999, 1e-08), {"BLOCK": 1024},
          160_000, 120_000, {"arithmetic": 110_020, "transcendental": 10_000}),
     # 62 x 62 windows of 9: an add each, and a division of whole blocks of 64
     Case("average_pool", (62,), (T(F32, 64, 64), T(F32, 62, 62), 64, 62), {"WINDOW": 3, "BLOCK": 64},

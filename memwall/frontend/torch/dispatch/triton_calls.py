@@ -22,7 +22,7 @@ from memwall.core.errors import Unsupported, UsageError
 from memwall.frontend.torch.dispatch.recorder import Recorder
 from memwall.frontend.torch.dispatch.tensors import freeze
 from memwall.frontend.triton.launch import launch_of
-from memwall.frontend.triton.work import Room, remember, work_of_launch
+from memwall.frontend.triton.work import remember, rooms_of, work_of_launch
 from memwall.ops.triton import WORK, KernelWork
 
 
@@ -130,18 +130,6 @@ class _Launches:
             for said in getattr(self.known[key], "notes", ()):
                 self.note(f"{name}: {said}")
         return self.known[key]
-
-
-def rooms_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Room]:
-    """What each tensor has; storages are numbered as they appear."""
-    numbers: dict[int, int] = {}
-    found = {}
-    for name, tensor in tensors.items():
-        storage, size = tensor.untyped_storage(), tensor.element_size()
-        number = numbers.setdefault(compat.cdata(storage), len(numbers))
-        offset = int(tensor.storage_offset()) * size
-        found[name] = Room(tensor.numel() * size, int(storage.nbytes()), offset, number)
-    return found
 
 
 def pointer_use(source: str, pointers: frozenset[str]) -> tuple[set[str], set[str]]:
