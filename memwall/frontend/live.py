@@ -37,7 +37,6 @@ from memwall.frontend.torch.dispatch.tensors import dtype_name, flat_tensors, is
 from memwall.frontend.torch.dispatch.triton_calls import triton_calls
 from memwall.frontend.torch.process.settings import inference_mode_as_no_grad
 from memwall.frontend.torch.run import exclusive
-from memwall.frontend.triton.launch import DEFAULT_CAPABILITY
 from memwall.hardware.torch_versions import NEWEST, TORCH
 from memwall.ops.sdpa import GENERATIONS, Backends
 
@@ -194,7 +193,7 @@ class LiveTrace:
                 stack.enter_context(forms(self.recorders[device], self.attention))
             if "cuda" not in self.recorders:  # on a real GPU its kernels are launched, not just recorded
                 assume = lambda assumed: self.assumed.setdefault(assumed)  # noqa: E731
-                stack.enter_context(triton_calls(self.recorders["meta"], assume, DEFAULT_CAPABILITY))
+                stack.enter_context(triton_calls(self.recorders["meta"], assume))
             stack.enter_context(
                 library_answers(contextlib.nullcontext, lambda assumed: self.assumed.setdefault(assumed))
             )

@@ -61,7 +61,6 @@ from memwall.frontend.torch.values.draws import Draws
 from memwall.frontend.torch.values.held import settle_state, storages_held
 from memwall.frontend.torch.values.known import KnownValues
 from memwall.frontend.torch.values.kv_caches import cached_tensors
-from memwall.frontend.triton.launch import capability_of
 from memwall.ops.libraries import library_notes
 
 #: (step, recorder, args, kwargs) -> what ``step(*args, **kwargs)`` returns: forward and the workload's own loss
@@ -188,7 +187,7 @@ class RecordedStep:
             real_kernels() if self.options.real else contextlib.nullcontext(),
             state_kernels(recorder, note),
             plain_forms(warn, None if self.execute else recorder, note, self.compiled),
-            triton_calls(recorder, note, capability_of(self.options.gpu)),
+            triton_calls(recorder, note, self.options.gpu),
             offloading(recorder, note),
             sharding(self.module, recorder.release),
             recorder.streams.running(),

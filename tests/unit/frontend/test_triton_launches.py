@@ -263,6 +263,22 @@ def test_a_wrong_launch_gets_one_line_with_its_place(file, block, wrong, said):
     assert "launched at" in str(raised.value)
 
 
+@pytest.mark.slow
+def test_warmup_gives_a_kernel_with_its_registers_that_can_be_launched():
+    found = []
+
+    def launch():
+        x, y = torch.empty(64, 781, device="meta"), torch.empty(64, 781, device="meta")
+        given = (y, x, 781, 64, 781)
+        kernel = kernels.softmax_persistent.warmup(*given, BLOCK=1024, STAGES=4, num_warps=8, grid=(1,))
+        kernel._init_handles()
+        found.append((kernel.n_regs > 0, kernel.metadata.num_warps))
+        kernel[(32, 1, 1)](*given, 1024, 4)
+
+    work = work_of(launched(launch).graph.ops[-1].attributes)
+    assert (found, work.grid, work.num_warps) == ([(True, 8)], (32, 1, 1), 8)
+
+
 # -- compiled ----------------------------------------------------------------------------------------------------------
 
 

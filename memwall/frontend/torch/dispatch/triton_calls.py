@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -21,18 +22,22 @@ from memwall.core import compat
 from memwall.core.errors import Unsupported, UsageError
 from memwall.frontend.torch.dispatch.recorder import Recorder
 from memwall.frontend.torch.dispatch.tensors import freeze
-from memwall.frontend.triton.launch import launch_of
+from memwall.frontend.triton.launch import capability_of, launch_of
 from memwall.frontend.triton.work import remember, rooms_of, work_of_launch
+from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
 from memwall.ops.triton import WORK, KernelWork
+from memwall.wings import part
 
 
 @contextlib.contextmanager
-def triton_calls(recorder: Recorder, note: Callable[[str], Any], capability: int, trips: int = 1) -> Iterator[None]:
+def triton_calls(
+    recorder: Recorder, note: Callable[[str], Any], gpu: Gpu | None = None, trips: int = 1
+) -> Iterator[None]:
     """While open, launching a Triton kernel records it. Does nothing where the model did not import triton.
 
     Args:
         note: called with what was assumed of a kernel.
-        capability: of the GPU for which Triton writes the IR: 90 of an H100.
+        gpu: for which Triton writes the IR; None: the default one.
         trips: iterations of a loop whose number depends on data.
     """
     if "triton" not in sys.modules:
@@ -41,7 +46,7 @@ def triton_calls(recorder: Recorder, note: Callable[[str], Any], capability: int
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
-    launches = _Launches(recorder, note, capability, trips)
+    launches = _Launches(recorder, note, gpu or load_gpu(DEFAULT_GPU), trips)
     plain = compat.set_wrap_triton_enabled(False)  # wrap_triton(kernel) launches the kernel, as outside a compiler
     run, tune = (lambda it, *args, **kwargs: launches.run(it, args, kwargs)), launches.tune
     with (
@@ -59,7 +64,7 @@ class _Launches:
 
     recorder: Recorder
     note: Callable[[str], Any]
-    capability: int
+    gpu: Gpu
     trips: int
     known: dict[Any, KernelWork | None] = field(default_factory=dict)
 
@@ -79,16 +84,16 @@ class _Launches:
                 self.note(f"triton.{name} is autotuned: the first of its {len(configs)} configurations is taken")
         tuner.fn.run(*args, **{**kwargs, **chosen})
 
-    def run(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Record a launch of a kernel."""
+    def run(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a launch of a kernel; what ``warmup()`` compiles is compiled, and returned."""
         grid, warmup = kwargs.pop("grid", None), kwargs.pop("warmup", False)
         given = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
         own = {name: given[name] for name in kernel.arg_names if name in given}
         bases = {name: getattr(value, "base", value) for name, value in own.items()}  # of descriptors of the host
         tensors = {name: value for name, value in bases.items() if isinstance(value, torch.Tensor)}
-        if warmup:
-            return
         work = self.work(kernel, grid, args, kwargs, tensors)
+        if warmup:
+            return None if work is None else WarmKernel(kernel, kwargs, part("codegen.built_kernel")(work, self.gpu))
         if work is None:
             reads, writes = pointer_use(kernel.src, frozenset(tensors))
         else:
@@ -104,6 +109,7 @@ class _Launches:
         if not recorder.paused:
             read = {name: tensor for name, tensor in tensors.items() if name in reads}
             recorder.emit(f"triton.{kernel.__name__}", read, read.values(), written, scalars)
+        return None
 
     def work(
         self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: Mapping[str, Any]
@@ -114,7 +120,7 @@ class _Launches:
             self.note(f"{name} is written in Gluon, whose IR is not read: its tensors are counted")
             return None
         try:
-            launch = launch_of(kernel, grid, args, kwargs, self.capability)
+            launch = launch_of(kernel, grid, args, kwargs, capability_of(self.gpu))
         except UsageError as error:
             where = self.recorder.lines.here()
             raise UsageError(f"{error} (launched at {where})" if where else str(error)) from error
@@ -130,6 +136,27 @@ class _Launches:
             for said in getattr(self.known[key], "notes", ()):
                 self.note(f"{name}: {said}")
         return self.known[key]
+
+
+class WarmKernel:
+    """What ``kernel.warmup()`` returns: its registers and shared memory on the GPU, and a way to launch it. ``built``
+    is what the wing of kernels says of it."""
+
+    def __init__(self, kernel: Any, options: Mapping[str, Any], built: Any) -> None:
+        self._kernel, self._options = kernel, {name: options[name] for name in _SETTINGS if name in options}
+        self.n_regs, self.n_spills = built.registers, built.spilled_bytes // _REGISTER_BYTES
+        self.metadata = SimpleNamespace(shared=built.shared_bytes, num_warps=built.num_warps, name=kernel.__name__)
+
+    def _init_handles(self) -> None:
+        """There are no handles: nothing is loaded."""
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self._kernel.run(*args, grid=grid, warmup=False, **{**self._options, **kwargs})
+
+
+#: options of a launch that a compiled kernel keeps, and bytes of a register
+_SETTINGS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+_REGISTER_BYTES = 4
 
 
 def pointer_use(source: str, pointers: frozenset[str]) -> tuple[set[str], set[str]]:
