@@ -57,7 +57,8 @@ def pytest_configure(config):
 SLOW = frozenset((
     "cli", "codegen", "defects", "frontend", "gpu", "inductor", "tests", "test_ab", "test_accuracy_fit",
     "test_alternatives", "test_below_the_peak", "test_calibrate", "test_clock", "test_compat",
-    "test_cost_quantised", "test_diff", "test_fusion_invariants", "test_fusion_loops", "test_gate_evaluate",
+    "test_cost_quantised", "test_diff", "test_folder", "test_fusion_invariants", "test_fusion_loops",
+    "test_gate_evaluate",
     "test_generated", "test_history", "test_kernel_legend", "test_levers", "test_library", "test_measure_cpu",
     "test_measure_cuda", "test_op_counts", "test_other_gpus", "test_pictures_layout", "test_pipelines",
     "test_plan_diff", "test_process", "test_profile_loader", "test_programs", "test_pytest_plugin",

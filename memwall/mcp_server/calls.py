@@ -93,7 +93,8 @@ class ToolCalls:
         os.mkfifo(self._own / "progress", 0o600)
         pipe = os.open(self._own / "progress", os.O_RDWR | os.O_NONBLOCK)
         self._group.start_soon(self._tell, pipe)
-        self._group.start_soon(self._begin)
+        if FORKS:  # else a process is of one call
+            self._group.start_soon(self._begin)
 
     async def _begin(self) -> None:
         """Start what most calls need, and when it answers what takes longer to import."""
@@ -179,9 +180,9 @@ class ToolCalls:
         return call.made
 
     def _drop(self, ready: _Ready, reason: MemwallError) -> None:
-        for kind in [kind for kind, each in self._ready.items() if each is ready]:
+        for kind in [kind for kind, each in self._ready.items() if each is ready]:  # none where it has been dropped
             del self._ready[kind]
-        ready.end(reason)
+            ready.end(reason)
 
     def _process(self, kind: type[ToolRunner]) -> _Ready:
         """The process that is ready for calls of a kind, started where there is none."""

@@ -56,8 +56,8 @@ def command(transport: str, port: int | None, folder: Path, time_limit: float, m
     answer has at most 2 kB and a handle, under which the whole record is a resource. A call runs in a process of its
     own, sees files below --folder alone and no network, and is ended at its limits.
     """
-    need("mcp", "mcp")
     check_children()
+    need("mcp", "mcp")
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}")
     if port is not None and transport != "http":

@@ -89,10 +89,10 @@ class Caller:
 
 
 @contextmanager
-def calling(server):
+def calling(server, **how):
     with ExitStack() as stack:
         portal = stack.enter_context(start_blocking_portal())
-        yield Caller(portal, stack.enter_context(portal.wrap_async_context_manager(Client(server))))
+        yield Caller(portal, stack.enter_context(portal.wrap_async_context_manager(Client(server, **how))))
 
 
 @pytest.fixture(scope="module")
@@ -355,6 +355,33 @@ def test_a_call_that_takes_too_long_is_ended(place):
     wait_for(lambda: not is_alive(pid))
 
 
+# -- on other systems --------------------------------------------------------------------------------------------------
+
+
+def elsewhere(like: str) -> dict[str, str]:
+    """The variables of a process on a system that lacks what Linux has."""
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{Path(__file__).parent / 'elsewhere'}{os.pathsep}{ROOT}",
+        "MEMWALL_LIKE": like,
+    }
+
+
+def test_each_call_has_a_process_where_none_can_fork(place):
+    server = StdioServerParameters(command=sys.executable, args=command(place), env=elsewhere("macos"))
+    with calling(server) as caller:
+        for _ in range(2):
+            assert caller.call("profile", target="model.py", gpu=["h100-sxm"])["figures"]
+        assert "lies outside of the folder" in caller.call("profile", target="reads.py")
+
+
+def test_it_is_refused_in_a_line_where_no_process_has_children(place):
+    ran = [sys.executable, *command(place)]
+    done = subprocess.run(ran, env=elsewhere("windows"), capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1 and "needs Linux or macOS; use WSL here" in done.stderr
+
+
 # -- over HTTP ---------------------------------------------------------------------------------------------------------
 
 
@@ -371,10 +398,11 @@ def address(place):
     process.stderr.close()
 
 
-def test_it_answers_over_http_who_has_the_token(address):
+@pytest.mark.parametrize("mode", ["legacy", "auto"], ids=["with a handshake", "without"])
+def test_it_answers_over_http_who_has_the_token(address, mode):
     url, token = address
     client = httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=120)
-    with calling(streamable_http_client(url, http_client=client)) as caller:
+    with calling(streamable_http_client(url, http_client=client), mode=mode) as caller:
         assert caller.call("gpus", names=["h100-sxm"])["figures"]
 
 
