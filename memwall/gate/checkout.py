@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from memwall.core.errors import UsageError
+from memwall.core.git import git
 from memwall.core.scratch import scratch
 from memwall.core.units import few
 from memwall.gate.tracing import TraceOutcome
@@ -61,7 +60,7 @@ class Checkout:
     def untracked(self, head: TraceOutcome) -> list[str]:
         """A note of the files that a head has read, git does not know and the base does not have."""
         read = self._only_ours(head)
-        known = set(_git(self.head_top, "ls-files", "-z", "--recurse-submodules")[1].split("\0")) if read else set()
+        known = set(git(self.head_top, "ls-files", "-z", "--recurse-submodules")[1].split("\0")) if read else set()
         own = [path for path in read if path not in known]
         return [f"it reads {few(own)}, which git does not track: part of the change"] if own else []
 
@@ -79,33 +78,10 @@ class Checkout:
         return "; ".join(["", *missing[:3], way]) if missing else ""
 
 
-#: variables that git sets for its hooks: they would make it use the hook's repository and index
-_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR")
-
-
-def _git(folder: Path, *arguments: str, given: str = "", **variables: str) -> tuple[int, str]:
-    """Exit code and output of a git command, of a failed one what it said; runs none of the repository's hooks.
-    ``given`` is what it reads."""
-    environment = {key: value for key, value in os.environ.items() if key not in _HOOK} | variables
-    try:
-        done = subprocess.run(
-            ["git", "-c", f"core.hooksPath={os.devnull}", *arguments],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            errors="surrogateescape",
-            input=given,
-            env={**environment, "LC_ALL": "C"},
-        )
-    except FileNotFoundError:
-        raise UsageError("--baseline-ref needs git, which is not installed; use --baseline FILE") from None
-    return done.returncode, (done.stdout if done.returncode == 0 else done.stderr).strip()
-
-
 def place_in_repository(folder: Path) -> str:
     """A folder as seen from the top of its git repository, empty at the top and outside of any."""
     try:
-        code, prefix = _git(folder, "rev-parse", "--show-prefix")
+        code, prefix = git(folder, "rev-parse", "--show-prefix")
     except UsageError:
         return ""
     return "" if code else prefix.rstrip("/")
@@ -114,27 +90,27 @@ def place_in_repository(folder: Path) -> str:
 def _find_commit(folder: Path, ref: str) -> tuple[str, tuple[str, ...]]:
     """The commit to compare with: where the head's history and ``ref`` parted, so that what others did since is not
     taken for the head's doing; and what the user should know about it."""
-    code, said = _git(folder, "rev-parse", "--show-toplevel")
+    code, said = git(folder, "rev-parse", "--show-toplevel")
     if code and "not a git repository" not in said:
         raise UsageError(f"--baseline-ref {ref}: git says {said.splitlines()[0] if said else 'nothing'}")
     if code:
         raise UsageError(f"--baseline-ref {ref}: {folder.name or folder} is in no git repository; use --baseline FILE")
     if ref.startswith("-"):
         raise UsageError(f"--baseline-ref {ref!r} is no commit, branch or tag")
-    code, tip = _git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
-    shallow = _git(folder, "rev-parse", "--is-shallow-repository")[1] == "true"
+    code, tip = git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
+    shallow = git(folder, "rev-parse", "--is-shallow-repository")[1] == "true"
     deeper = "this clone is shallow: git fetch --unshallow (fetch-depth: 0 in actions/checkout)"
     if code:
         hint = deeper if shallow else "git fetch it first, or name another (git branch --all lists them)"
         raise UsageError(f"--baseline-ref: there is no commit {ref!r} here; {hint}")
-    code, base = _git(folder, "merge-base", tip, "HEAD")
+    code, base = git(folder, "merge-base", tip, "HEAD")
     if code and shallow:
         raise UsageError(f"--baseline-ref {ref}: no common commit with HEAD; {deeper}")
     if code:
         raise UsageError(f"--baseline-ref {ref}: it has no common commit with HEAD; name one that has")
-    if _git(folder, "status", "--porcelain", "--untracked-files=no")[1]:
+    if git(folder, "status", "--porcelain", "--untracked-files=no")[1]:
         return base, ("the head is the working tree with its uncommitted changes",)
-    if base == _git(folder, "rev-parse", "HEAD")[1]:
+    if base == git(folder, "rev-parse", "HEAD")[1]:
         return base, ("the base is the head's own commit: nothing can differ",)
     return base, ()
 
@@ -145,12 +121,12 @@ def checked_out(folder: Path, ref: str) -> Iterator[Checkout]:
     ``UsageError``: no repository, no such ref, a shallow clone that lacks the common commit, or a commit without the
     folder."""
     commit, notes = _find_commit(folder, ref)
-    top = Path(_git(folder, "rev-parse", "--show-toplevel")[1]).resolve()
+    top = Path(git(folder, "rev-parse", "--show-toplevel")[1]).resolve()
     with scratch("base", _unregister) as place:
         tree = place / top.name
         # contents of Git LFS come from this clone alone: the filter might ask a server for each
         words = ("worktree", "add", "--detach", "--quiet", str(tree), commit)
-        code, message = _git(folder, *words, GIT_LFS_SKIP_SMUDGE="1")
+        code, message = git(folder, *words, GIT_LFS_SKIP_SMUDGE="1")
         if code:
             said = message.splitlines()[-1] if message else "git failed"
             raise UsageError(f"cannot check out {commit[:12]}: {said}")
@@ -167,12 +143,12 @@ def _unregister(place: Path) -> None:
     for link in place.glob("*/.git"):
         with contextlib.suppress(OSError):
             admin = Path(link.read_text(encoding="utf-8").removeprefix("gitdir: ").strip())  # .git/worktrees/NAME
-            _git(admin.parents[1], "worktree", "remove", "--force", "--force", str(link.parent))
+            git(admin.parents[1], "worktree", "remove", "--force", "--force", str(link.parent))
 
 
 def _submodules(ours: Path, theirs: Path, commit: str) -> Iterator[str]:
     """Fill a worktree's submodules from this clone's; a note for each whose commit it does not have."""
-    code, listed = _git(ours, "ls-tree", "-r", "-z", commit)
+    code, listed = git(ours, "ls-tree", "-r", "-z", commit)
     for row in [] if code else listed.split("\0"):
         what, _, path = row.partition("\t")
         if not what.startswith("160000"):
@@ -182,7 +158,7 @@ def _submodules(ours: Path, theirs: Path, commit: str) -> Iterator[str]:
             index = {"GIT_INDEX_FILE": str(Path(place, "index"))}
             here, there = ours / path, theirs / path
             fills = (("read-tree", inner), ("checkout-index", "--all", "--force", f"--prefix={there}/"))
-            if (here / ".git").exists() and not any(_git(here, *words, **index)[0] for words in fills):
+            if (here / ".git").exists() and not any(git(here, *words, **index)[0] for words in fills):
                 yield from _submodules(here, there, inner)
                 continue
         yield (
@@ -194,8 +170,8 @@ def _submodules(ours: Path, theirs: Path, commit: str) -> Iterator[str]:
 def _large_files(ours: Path, theirs: Path) -> Iterator[str]:
     """Put the contents of Git LFS's files in place of their pointers, from this clone's store or from an equal file of
     the working tree; yields those that it has neither of."""
-    _, listed = _git(theirs, "ls-files", "-z", ":(top,attr:filter=lfs)")
-    store = Path(_git(ours, "rev-parse", "--path-format=absolute", "--git-common-dir")[1], "lfs", "objects")
+    _, listed = git(theirs, "ls-files", "-z", ":(top,attr:filter=lfs)")
+    store = Path(git(ours, "rev-parse", "--path-format=absolute", "--git-common-dir")[1], "lfs", "objects")
     for path in filter(None, listed.split("\0")):
         there, here = theirs / path, ours / path
         with contextlib.suppress(OSError), there.open("rb") as handle:
@@ -230,7 +206,7 @@ def _ignored(top: Path, paths: list[str]) -> list[str]:
     """Those of some paths that git ignores, none of them in a submodule."""
     if not paths:
         return []
-    code, found = _git(top, "check-ignore", "-z", "--stdin", given="\0".join(paths))
+    code, found = git(top, "check-ignore", "-z", "--stdin", given="\0".join(paths))
     if code > 1 and len(paths) > 1:  # git answers for none if one is in a submodule
         half = len(paths) // 2
         return _ignored(top, paths[:half]) + _ignored(top, paths[half:])

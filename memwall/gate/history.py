@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from memwall.analysis.quantities import LIMITS
 from memwall.analysis.table import group_by
 from memwall.core.errors import UsageError
 from memwall.core.files import read_text, write_whole
+from memwall.core.git import git
 from memwall.core.structure import BadRecord, check_schema, finite, shown, write
 from memwall.core.structure import read as read_record
 from memwall.record.profile import Profile
@@ -176,14 +176,11 @@ def committed(folder: str | os.PathLike[str], history: str | os.PathLike[str] = 
 
 
 def _git(folder: str | os.PathLike[str], *arguments: str) -> str:
-    try:
-        done = subprocess.run(["git", "-C", os.fspath(folder), *arguments], capture_output=True, text=True, check=True)
-    except FileNotFoundError:
-        raise UsageError("a history needs git, which is not installed") from None
-    except subprocess.CalledProcessError as error:
-        reason = next(iter(error.stderr.splitlines()), "it failed").removeprefix("fatal: ")
-        raise UsageError(f"git {arguments[0]} in {folder}: {reason}") from None
-    return done.stdout
+    code, said = git(folder, *arguments)
+    if code:
+        reason = next(iter(said.splitlines()), "it failed").removeprefix("fatal: ")
+        raise UsageError(f"git {arguments[0]} in {folder}: {reason}")
+    return said
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
