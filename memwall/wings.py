@@ -95,10 +95,13 @@ WINGS: Mapping[str, Wing] = {
             "accuracy": (
                 "accuracy.page.SavedCell",
                 "how far the model is from measured kernels: what memwall accuracy --json prints",
-            )
+            ),
+            "drift": ("drift.finding.Drift", "which kernels of recorded runs drifted, since when and what changed"),
         },
-        commands={"measure": "measure_command", "calibrate": "calibrate_command", "accuracy": "accuracy_command"},
-        parts={**_each("ab", "Rules Side run_ab"), **_each("device", "RUN_OPTIONS")},
+        commands={"measure": "measure_command", "drift": "drift_command", "calibrate": "calibrate_command",
+                  "accuracy": "accuracy_command"},
+        parts={**_each("ab", "Rules Side run_ab"), **_each("device", "RUN_OPTIONS"),
+               **_each("drift.runs", "read_runs workload_key")},
     ),
     "gate": Wing(
         about="limits on figures of workloads, for CI",

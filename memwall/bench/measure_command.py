@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memwall.bench.question import DeviceOptions, TimingOptions
+from memwall.bench.question import DeviceOptions, RecordOptions, TimingOptions
 from memwall.cli import options
 from memwall.cli.output import Messages, Out
 from memwall.cli.parsing import Command
@@ -29,21 +29,25 @@ INTERRUPTED = 130
 @options.question(DeviceOptions)
 @options.workload
 @options.question(TimingOptions, but=("build_limit_s",))
+@options.question(RecordOptions)
 @options.common("report.pages.profile.MeasuredReport")
-def command(target: str, out: Out, **given: Any) -> int:
+def command(target: str, record: str | None, out: Out, **given: Any) -> int:
     """Time every kernel of TARGET on this machine, and the whole step, next to the modeled time.
 
     Each distinct kernel is built, checked against eager PyTorch in float64, and timed alone with cold caches, in a
     process of its own that it may take down without harm to the others. TARGET is as for memwall profile; a saved
     profile (.json) is measured without its model.
 
-    -o FILE.json is written while the measurement runs; Ctrl-C keeps what was measured (exit 130).
+    -o FILE.json is written while the measurement runs; Ctrl-C keeps what was measured (exit 130). --record FOLDER
+    keeps each run that ends as a file of its own, for memwall drift and memwall gate --runs.
     """
+    from memwall.bench.drift.runs import checked_folder, keep
     from memwall.bench.kernels import Interrupted, measure
     from memwall.record.profile import Profile
     from memwall.report.pages.profile import MeasuredReport
 
     out.plan(MeasuredReport)
+    folder = checked_folder(Path(record)) if record is not None else None
     timing = options.taken(DeviceOptions, given) | options.taken(TimingOptions, given)
     if "executors" in timing:  # each may name several
         timing["executors"] = [name.strip() for text in timing["executors"] for name in text.split(",") if name.strip()]
@@ -59,6 +63,8 @@ def command(target: str, out: Out, **given: Any) -> int:
             profile = measure(source, progress=messages.progress, updated=_writer(paths), **timing, **keywords)
     except Interrupted as interrupted:
         profile, code = interrupted.profile, INTERRUPTED
+    if folder is not None and not code:
+        messages.say(f"kept as {keep(profile, folder)}")
     out.show(MeasuredReport(profile), before_print=partial(_doubts, profile, messages))
     if code:
         messages.warn("interrupted; what was measured until then is kept")

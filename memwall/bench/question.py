@@ -1,4 +1,5 @@
-"""The question of ``memwall measure``: which device, and how long; the step is that of :class:`memwall.step.Step`."""
+"""The questions of ``memwall measure``: which device, and how long (the step is that of :class:`memwall.step.Step`);
+and of ``memwall drift``."""
 
 from __future__ import annotations
 
@@ -54,6 +55,33 @@ class TimingOptions(TypedDict, total=False):
     steps: Annotated[bool, Option(True, "Time kernels alone, not the whole step.", flag="step")]
     strict_device: Annotated[bool, Option(False, "Fail (3) where the device is throttled or shared.")]
     build_limit_s: Annotated[float, Option(BUILD_LIMIT_S)]
+
+
+class RecordOptions(TypedDict, total=False):
+    """Where a measurement is kept beside what is printed."""
+
+    record: Annotated[
+        str | None,
+        Option(None, "Also keep the measurement in FOLDER, a file for each run: memwall drift.", metavar="FOLDER"),
+    ]
+
+
+class DriftOptions(TypedDict, total=False):
+    """Which recorded runs are looked at, and what counts as a change.
+
+    Attributes:
+        workload: only runs of the workload of this name.
+        since: a commit of a run (its hash, or what git takes for it), or a date in UTC: only what drifted from then on.
+        least: a median that differs by no more than this share from those before is no drift.
+    """
+
+    workload: Annotated[str | None, Option(None, "Only runs of this workload.", metavar="NAME")]
+    since: Annotated[
+        str | None, Option(None, "Only what drifted from this commit or date (UTC) on.", metavar="REF|DATE")
+    ]
+    least: Annotated[
+        float, Option(0.05, "The least change that is drift, as a share. [default: 0.05]", above=0, metavar="SHARE")
+    ]
 
 
 class MeasureOptions(DeviceOptions, Step, TimingOptions, total=False):

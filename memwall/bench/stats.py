@@ -56,6 +56,17 @@ def spread(samples: Sequence[float]) -> float:
     return (high - low) / 2 / statistics.median(samples)
 
 
+def scatter(timings: Sequence[Timing]) -> tuple[float, float]:
+    """What some runs span: from the lowest to the highest end of the intervals of their medians, in seconds. Raises
+    ``ValueError``: there is none."""
+    return min(each.low_s for each in timings), max(each.high_s for each in timings)
+
+
+def side(found: Timing, low_s: float, high_s: float) -> int:
+    """Where the interval of a median lies: 1 above a span, -1 below it, 0 where the two meet."""
+    return (found.low_s > high_s) - (found.high_s < low_s)
+
+
 #: samples drawn for the interval of a ratio, and their seed
 DRAWS, SEED = 4000, 20
 

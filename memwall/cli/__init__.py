@@ -34,6 +34,7 @@ COMMANDS = {
     "search": "Find the cheapest way to serve a load within objectives.",
     "fuse": "Say what fusion wins: groups, refusals, graph breaks, kernels' source.",
     "measure": "Time every kernel on this machine, next to its modeled time.",
+    "drift": "Say which kernels of recorded runs got slower or faster, and since when.",
     "gate": "Compare workloads with budgets and a baseline; for CI.",
     "mcp": "Serve answers to a program with a language model, by the Model Context Protocol.",
     "report": "Render a saved profile as text, HTML, pictures or tables.",

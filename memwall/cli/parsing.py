@@ -73,7 +73,7 @@ OPTION_GROUPS: Mapping[str, str] = {
     "How it runs": "policy cuda-graph attention what-if executor weights kv slo engine utilization draft draft-tokens"
     " accept closed-form",
     "Many GPUs": "parallel tp ep dp pp disaggregate world nodes rank scale state no-overlap among",
-    "Output": "output json explain by sort top depth figure style quiet no-progress",
+    "Output": "output record json explain by sort top depth figure style quiet no-progress",
 }
 #: the title of all others
 OTHER_OPTIONS = "More"
@@ -86,7 +86,7 @@ FIRST_OPTIONS: Mapping[str, str] = {
     "sweep": "vary where best pareto top price output",
     "search": "mode concurrency rate prompt generate gpu gpus slo price global-batch output",
     "fuse": "mode batch seq dtype gpu policy compile emit alternatives output",
-    "measure": "mode batch seq dtype gpu device executor output json",
+    "measure": "mode batch seq dtype gpu device executor output record json",
     "gate": "config limit baseline baseline-ref init update history github output",
     "report": "by sort top history output json",
 }

@@ -17,8 +17,8 @@ from memwall.report.kinds import report_of
 from memwall.wings import part
 
 #: records with a schema
-SCHEMAS = ("profile", "measurement", "comparison", "fusion", "gate", "trace", "trace_comparison", "accuracy", "history",
-           "emit", "serving", "bound", "settings")  # fmt: skip
+SCHEMAS = ("profile", "measurement", "comparison", "fusion", "gate", "trace", "trace_comparison", "accuracy", "drift",
+           "history", "emit", "serving", "bound", "settings")  # fmt: skip
 #: other records than profiles -> the class of what they hold, and options of its page
 RECORDS: Mapping[str, tuple[str, set[str]]] = {
     "memwall.fusion": ("SavedFusion", {"top"}),

@@ -60,8 +60,9 @@ class MeasuredKernel:
     """One kernel: modeled and measured.
 
     ``id`` is that of the kernel in the simulation of the same policy, ``repeats`` the number of equal kernels of the
-    step that this one represents. ``modeled_s``, ``bound_s``, bytes and FLOPs are of one launch. ``error`` is the worst
-    deviation from float64 in units of the tolerance (below 1 passes), None when it was not checked.
+    step that this one represents. ``modeled_s``, its 80 % interval, ``bound_s``, bytes and FLOPs are of one launch.
+    ``error`` is the worst deviation from float64 in units of the tolerance (below 1 passes), None when it was not
+    checked.
     """
 
     OMIT_DEFAULTS: ClassVar[bool] = True
@@ -82,6 +83,9 @@ class MeasuredKernel:
     schedule: str = ""
     config: Mapping[str, int] = field(default_factory=dict)
     sensors: Sensors = Sensors()
+    #: older records have none
+    modeled_low_s: Measurable | None = None
+    modeled_high_s: Measurable | None = None
 
     def __post_init__(self) -> None:
         if self.error is not None and not self.error < _ENDLESS:
@@ -96,7 +100,9 @@ class MeasuredKernel:
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
     """One executor on one device. ``gpu`` is the name of the spec that modeled it; ``copy_bytes_per_s`` what a copy of
-    large arrays reached here, 0 where that was not measured; ``step`` the whole step, None where it was not timed."""
+    large arrays reached here, 0 where that was not measured; ``step`` the whole step, None where it was not timed.
+    ``environment``: versions and sizes, when it ran (``time``, UTC), the commit of the target's folder and whether
+    files differed from it (``commit``, ``changes``; absent outside of a repository)."""
 
     device: str
     kind: str

@@ -23,7 +23,7 @@ CPU = ("--device", "cpu", "--executor", "eager", "--gpu", "h100-sxm")
 def ran(tmp_path_factory):
     folder = tmp_path_factory.mktemp("measure")
     (folder / "net.py").write_text(MODEL)
-    files = ("-o", "out.json", "-o", "out.md", "-o", "out.csv")
+    files = ("-o", "out.json", "-o", "out.md", "-o", "out.csv", "--record", "runs")
     code, out, err = run_here(folder, "measure", "net.py", *CPU, "--samples", "4", "--batch", "128", *files, "--json")
     assert code == 0, err
     return folder, out, err
@@ -44,6 +44,16 @@ def test_the_record_has_what_was_measured(ran):
         "aten.addmm": ("ok", 4), "aten.relu": ("ok", 4),
     }  # fmt: skip
     assert found.environment["module_step"]["eager"]["status"] == "ok"
+
+
+def test_the_run_is_kept_with_its_modeled_ranges(ran):
+    folder, out, _ = ran
+    (path,) = (folder / "runs").iterdir()
+    profile = memwall.Profile.load(path)
+    assert list(profile.measurements) == json.loads(out)["measurements"]
+    (found,) = measurements(profile)
+    assert path.name == f"{found.environment['time'].translate({45: None, 58: None})}-no-commit-net.json.gz"
+    assert all(0 < k.modeled_low_s <= k.modeled_s <= k.modeled_high_s for k in found.kernels)
 
 
 def test_other_files_and_the_record_of_the_folder(ran):

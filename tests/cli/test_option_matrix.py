@@ -11,6 +11,7 @@ import pytest
 
 from tests.cli.test_layouts import MODEL
 from tests.unit.configs import SHORT_LLAMA, target_of
+from tests.unit.recorded_fixture import record
 from tests.unit.traces.test_trace_comparison import _launch, write
 
 #: option -> how it is given
@@ -24,6 +25,7 @@ GIVEN = {
     "allow-new": "--allow-new", "scheduler": "--scheduler tls://x", "slo": "--slo tpot<1s", "seq": "--seq 64",
     "global-batch": "--global-batch 4", "closed-form": "--closed-form", "limit": "--limit kernels=9",
     "host-axis": "--vary host=cloud-vm", "resume": "--resume", "quantity": "--quantity time_s",
+    "since": "--since 2026-01-03", "least": "--least 0.5", "runs": "--runs none",
 }  # fmt: skip
 _PICTURE = {"style": "without -o FILE that ends in .png", "figure": "without -o FILE that ends in .png"}
 _TRACING = "says how to trace a model"
@@ -92,13 +94,14 @@ ROWS = {
     "gate": Row("gate net.py --limit time_s=1s", "host cuda-graph policy limit", {
         "optimizer": "in --mode inference", "device": "without --measured", "allow-new": "without a baseline",
     }),
-    "gate --init": Row("gate net.py --init", "", dict.fromkeys(("limit", "dtype", "device"), "with --init")),
+    "gate --init": Row("gate net.py --init", "", dict.fromkeys(("limit", "dtype", "device", "runs"), "with --init")),
     "fuse, a model": Row("fuse net.py --gpu l4 --no-capture --policy memwall", "host what-if cuda-graph policy dtype", {
         "optimizer": "in --mode inference", "no-grad": "goes with mode 'forward'", "style": _PICTURE["style"],
     }),
     "fuse, a record": Row("fuse saved.json --no-capture --policy memwall", "host what-if cuda-graph policy", {
         **dict.fromkeys(("optimizer", "dtype", "context"), _TRACING),
     }),
+    "drift": Row("drift runs", "since least", {"style": _PICTURE["style"]}),
     "measure": Row("measure net.py --device cpu", "", {"optimizer": "in --mode inference"}),
     "report": Row("report saved.json", "", {**_PICTURE, "quantity": "--history", "depth": "goes with --by module"}),
 }  # fmt: skip
@@ -116,6 +119,9 @@ def asked(run, gates, tmp_path, monkeypatch):
         if "saved" in words and not (tmp_path / "saved.json").is_file():
             for name, batch in (("saved", "4"), ("saved2", "8")):
                 run("profile", "net.py", "--gpu", "h100", "--batch", batch, "-q", "-o", f"{name}.json")
+        if words.endswith(" runs") and not (tmp_path / "runs").is_dir():
+            for day, us in ((1, 25), (2, 30)):
+                record(tmp_path / "runs", day, us)
         if "LLAMA" in words:
             pytest.importorskip("transformers", reason="transformers is not installed")
             words = words.replace("LLAMA", target_of(tmp_path / "llama", SHORT_LLAMA))

@@ -181,6 +181,8 @@ def _pair(graph: Graph, kernel: MeasuredKernel, measurement: Measurement) -> Pai
         kernel.timing.median_s if kernel.timing and kernel.status == "ok" else 0.0,
         kernel.bound_s,
         shapes_text(graph.values[i].spec for op in ops for i in op.inputs),
+        kernel.modeled_low_s,
+        kernel.modeled_high_s,
         kernel=kernel,
         op_names=tuple(op.name for op in ops),
         phase=ops[-1].phase if ops else "",

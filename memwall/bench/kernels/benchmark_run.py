@@ -167,6 +167,8 @@ class Result:
             answer.schedule,
             answer.config,
             merged(self.readings),
+            estimate.low_s,
+            estimate.high_s,
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Unpack
 from memwall.bench.device import RUN_OPTIONS, in_doubt, need_compiler
 from memwall.bench.kernels.benchmark_run import BenchmarkRun, Limits, MeasurementWork, flags, plan_work
 from memwall.bench.kernels.workers import WorkerPool
+from memwall.bench.origin import origin_of
 from memwall.bench.question import MeasureOptions
 from memwall.core.cache import refused
 from memwall.core.errors import MissingError, UsageError
@@ -75,7 +76,7 @@ def measure(
     module = _module(source, given, inputs) if said.steps else None
     with nullcontext(pool) if pool else WorkerPool() as workers:
         run = BenchmarkRun(work, kind, profile.workload.target, limits, workers, module)
-        return _run(run, profile, said.strict_device, progress, updated)
+        return _run(run, profile, said.strict_device, progress, updated, origin_of(source))
 
 
 def _profile_of(
@@ -95,11 +96,13 @@ def _run(
     strict: bool,
     say: Callable[[str], None],
     updated: Callable[[Profile], None] | None,
+    origin: Mapping[str, Any],
 ) -> Profile:
     """The profile with what a benchmark run found; a measurement of the same device, spec and executor is replaced."""
 
     def found() -> Profile:
-        fresh = {(m.device, m.gpu, m.executor): m.to_dict() for m in run.measurements()}
+        told = [replace(m, environment={**origin, **m.environment}) for m in run.measurements()]
+        fresh = {(m.device, m.gpu, m.executor): m.to_dict() for m in told}
         kept = [m for m in profile.measurements if (m["device"], m["gpu"], m["executor"]) not in fresh]
         return replace(profile, measurements=(*kept, *fresh.values()))
 
