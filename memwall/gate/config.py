@@ -110,6 +110,7 @@ class GateConfig:
     baseline: str | None = None
     baseline_ref: str | None = None
     history: str | None = None
+    runs: str | None = None
     over: LimitScope = LimitScope()
 
     def workload(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import memwall.report.columns as col
+from memwall.core.units import duration
 from memwall.gate import wording as say
 from memwall.gate.comment import gate_comment, gate_summary
 from memwall.gate.forges import CONFIG, gate_code_quality, gate_commands, gate_junit, gate_sarif
@@ -103,12 +104,13 @@ def _checks_table(checks: Sequence[Check]) -> Table:
             shown.value,
             shown.change,
             name(check.limit, 24),
+            duration(check.recorded_s) if check.recorded_s else "",
         )
         for check in checks
         for shown in [say.figures(check)]
     ]
     specs = (
         ": 0, check: 1 name, GPU: 2 name, policy: 3 name, baseline: 4 right, value: 5 right, change: 6 right,"
-        "limit: 7 right"
+        "limit: 7 right, measured: 8 right"
     )
     return col.table("", [column for column in col.of(table, specs) if any(column[1])])

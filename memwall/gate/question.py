@@ -49,6 +49,13 @@ class GateOptions:
     device: Annotated[
         str, Option(help="For --measured.", choices=("auto", "cpu", "cuda"), shown=True, internal=True)
     ] = "auto"
+    runs: Annotated[
+        str | None,
+        Option(
+            help="Runs that memwall measure --record kept: shown, and of this very commit they decide time_s.",
+            metavar="PATH",
+        ),
+    ] = None
     history: Annotated[str | None, Option(help="Add this commit's figures to a history file.", metavar="FILE")] = None
     github: Annotated[bool, Option(help="Print GitHub's annotations; add to the step's summary.", internal=True)] = (
         False

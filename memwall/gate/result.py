@@ -26,7 +26,7 @@ class Check:
     worst value that passes) are in its base unit. ``module`` is the pattern that the check sums over, empty for the
     whole workload; ``gpu`` and ``policy`` are empty where the quantity has none. ``limit`` is what was written:
     ``3.2 ms``, ``+2%``. ``message`` adds why there is no verdict, or which part of a peak grew. ``measured`` checks
-    were timed; all others are modeled.
+    were timed; all others are modeled. ``recorded_s``: what a recorded run of the same step took, None without one.
     """
 
     workload: str
@@ -43,6 +43,7 @@ class Check:
     message: str
     causes: tuple[Cause, ...] = ()
     measured: bool = False
+    recorded_s: float | None = None
 
     @property
     def change(self) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from memwall.gate.config import APART, GateConfig, GatedWorkload
 from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.first import others_below
 from memwall.gate.question import GateOptions
+from memwall.gate.recorded import RunEvidence
 from memwall.gate.result import Baseline, Check, GateResult, Problem
 from memwall.gate.tracing import TraceJob, TraceOutcome, Tracers, Tree, differ, profile_both, repeated
 from memwall.record.profile import Profile
@@ -56,6 +57,7 @@ class GateRun:
     bases: Mapping[str, Profile]
     #: workloads whose head could not be profiled
     failed: frozenset[str] = frozenset()
+    evidence: RunEvidence = field(default_factory=RunEvidence)
 
 
 def run_gate(
@@ -84,6 +86,7 @@ def run_gate(
         raise UsageError("--measured times base and head against each other: give --baseline-ref")
     if not workloads:
         return GateRun(GateResult((), (Problem("", "", "fail", _no_workload(config.root)),)), {}, {})
+    evidence = _evidence(config, asked)
     heads = {w.name: TraceOutcome(w.name, saved_profile(w, config.root)) for w in workloads if is_saved(w.target)}
     traced = [w for w in workloads if w.name not in heads]
     jobs = [_job(config, w, compared=base is not None) for w in traced]
@@ -108,9 +111,16 @@ def run_gate(
         if checkout is not None and asked.measured:
             there = [w for w in traced if w.name in bases.profiles and heads[w.name].profile]
             timed = _measured(config, there, checkout, asked.device, say)
-    run = _judged(config, workloads, heads, bases, asked.allow_new or asked.update)
+    run = _judged(config, workloads, heads, bases, asked.allow_new or asked.update, evidence)
     checks, problems = run.result.checks + timed.checks, run.result.problems + timed.problems
     return replace(run, result=replace(run.result, checks=checks, problems=problems, contests=timed.contests))
+
+
+def _evidence(config: GateConfig, asked: GateOptions) -> RunEvidence:
+    """The recorded runs that are named; the command line overrides the configuration. Raises ``UsageError``: there is
+    none."""
+    place = config.root / config.runs if config.runs is not None and asked.runs is None else asked.runs
+    return RunEvidence() if place is None else RunEvidence.of(Path(place), config.root)
 
 
 def _no_workload(folder: Path) -> str:
@@ -149,7 +159,7 @@ def judge_again(config: GateConfig, workloads: Sequence[GatedWorkload], run: Gat
     """The heads of a run judged with themselves as the baseline, which was written to ``place``."""
     heads = {name: TraceOutcome(name, profile) for name, profile in run.heads.items()}
     base = Bases(Baseline("file", shown(place, config.root), memwall_version=__version__), dict(run.heads))
-    return _judged(config, workloads, heads, base, allow_new=False)
+    return _judged(config, workloads, heads, base, allow_new=False, evidence=run.evidence)
 
 
 # -- judging -----------------------------------------------------------------------------------------------------------
@@ -161,10 +171,11 @@ def _judged(
     heads: Mapping[str, TraceOutcome],
     base: Bases,
     allow_new: bool,
+    evidence: RunEvidence,
 ) -> GateRun:
     checks: list[Check] = []
     problems: list[Problem] = []
-    baseline, compared = base.baseline, base.baseline.kind != "none"
+    baseline, compared = noted(base.baseline, "runs", evidence.refused), base.baseline.kind != "none"
     for workload in workloads:
         head = heads[workload.name]
         if head.profile is None:
@@ -192,11 +203,14 @@ def _judged(
             workload.load,
         )
         found, wrong = check_workload(subject, limits)
+        of_head = replace(evidence, commit="") if is_saved(workload.target) else evidence
+        found, said = of_head.judged(found, head.profile)
+        baseline = noted(baseline, workload.name, said)
         checks += found
         problems += wrong
     profiles = {name: row.profile for name, row in heads.items() if row.profile is not None}
     result = GateResult(tuple(checks), tuple(problems), baseline)
-    return GateRun(result, profiles, base.profiles, frozenset(heads.keys() - profiles.keys()))
+    return GateRun(result, profiles, base.profiles, frozenset(heads.keys() - profiles.keys()), evidence)
 
 
 def _other_step(before: Profile | None, after: Profile) -> list[str]:
