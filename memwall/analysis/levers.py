@@ -76,7 +76,7 @@ class Lever:
     @property
     def share(self) -> float:
         """Of the step as it is."""
-        return self.saved_s / (self.time_s + self.saved_s)
+        return self.saved_s / (self.time_s + self.saved_s) if self.saved_s else 0.0
 
 
 def levers(profile: Profile, schedule: Schedule) -> tuple[Lever, ...]:

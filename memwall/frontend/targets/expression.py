@@ -10,13 +10,12 @@ from __future__ import annotations
 import ast
 import linecache
 import math
-import operator
 import re
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
 from typing import Any
 
-from memwall.core.errors import UsageError, suggest
+from memwall.core.errors import UsageError, nearest
 from memwall.core.graph import ITEMSIZE
 from memwall.frontend.targets.contract import Workload
 from memwall.frontend.targets.inputs import SHORT_DTYPES, InputSpec, make_tensor, parse_input
@@ -46,12 +45,10 @@ _SYNTAX = (
     ast.Name, ast.Subscript, ast.Slice, ast.Constant, ast.Tuple, ast.List, ast.BinOp, ast.UnaryOp, ast.Compare,
     ast.Starred, ast.expr_context, ast.Expr, ast.operator, ast.unaryop, ast.cmpop,
 )  # fmt: skip
-_ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.LShift: operator.lshift, ast.Pow: operator.pow,
-}  # fmt: skip
 _NUMBERS = {"math.pi": math.pi, "torch.inf": math.inf, "math.inf": math.inf, "torch.pi": math.pi}
-_LARGEST, _MOST_SHIFT, _LONGEST_TEXT = 1 << 62, 62, 40
+_LONGEST_TEXT = 40
+#: numbers of an input that are drawn
+_MOST_DRAWN = 1 << 16
 #: what stands for a file in messages
 _PLACE = "the expression"
 
@@ -79,10 +76,23 @@ def workload_of_expression(text: str) -> Workload:
 
     class Expression(nn.Module):
         def forward(self, *inputs: Any) -> Any:
-            return function(*inputs)
+            from memwall.frontend.targets.guarded import Restraint, listed
+
+            with Restraint():
+                made = function(*inputs)
+                return listed(made) if type(made) in (list, tuple) else made
 
     specs = tuple(reader.inputs)
-    return Workload(Expression(), lambda: tuple(map(make_tensor, specs)), name=_shown(text), target=text)
+    return Workload(Expression(), lambda: tuple(map(_unfilled, specs)), name=_shown(text), target=text)
+
+
+def _unfilled(spec: InputSpec) -> Any:
+    """An input whose numbers nobody draws, as long as it is of floats or large."""
+    import torch
+
+    if math.prod(spec.shape) > _MOST_DRAWN or getattr(torch, spec.dtype).is_floating_point:
+        return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
+    return make_tensor(spec)
 
 
 def _shown(text: str, most: int = 60) -> str:
@@ -166,7 +176,8 @@ class _Statements(ast.NodeTransformer):
         assert isinstance(made, ast.FunctionDef)
         made.args.args = [ast.arg(f"_input_{number}") for number in range(len(self.inputs))]
         linecache.cache[_PLACE] = (len(self.text), None, self.text.splitlines(keepends=True), _PLACE)
-        space: dict[str, Any] = {**self._known, "__builtins__": {}}
+        # the code has no name but those looked up; torch's own imports when it is called
+        space: dict[str, Any] = {**self._known, "__builtins__": {"__import__": __import__}}
         exec(compile(ast.fix_missing_locations(tree), _PLACE, "exec"), space)  # of nodes looked at one by one
         found: Callable[..., Any] = space["expression"]
         return found
@@ -219,9 +230,11 @@ class _Statements(ast.NodeTransformer):
     # -- values --------------------------------------------------------------------------------------------------------
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        if not isinstance(node.value, ast.Name) or not self._is_dtype(node.value.id):
-            return self.generic_visit(node)
         sizes = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if not isinstance(node.value, ast.Name) or not self._is_dtype(node.value.id):
+            index = [self.visit(size) for size in sizes]
+            whole = ast.Tuple(index, ast.Load()) if isinstance(node.slice, ast.Tuple) else index[0]
+            return ast.Subscript(self.visit(node.value), whole, ast.Load())
         numbers = [self._number(self.visit(size)) for size in sizes]
         if wrong := [size for size, n in zip(sizes, numbers, strict=True) if type(n) is not int or n < 0]:
             raise self._refused(wrong[0], f"the size {ast.unparse(wrong[0])} of {ast.unparse(node)} is no whole number")
@@ -243,28 +256,33 @@ class _Statements(ast.NodeTransformer):
         return node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        left, right = self.visit(node.left), self.visit(node.right)
-        numbers = self._number(left), self._number(right)
-        if all(type(number) in (int, float) for number in numbers):
-            return ast.copy_location(ast.Constant(self._computed(node, *numbers)), node)
-        if any(
-            isinstance(each, (ast.List, ast.Tuple)) or isinstance(self._number(each), (str, bytes))
-            for each in (left, right)
-        ):
-            raise self._refused(node, f"cannot compute {ast.unparse(node)}")
-        return ast.copy_location(ast.BinOp(left, node.op, right), node)
+        from memwall.frontend.targets.guarded import ARITHMETIC, computed
 
-    def _computed(self, node: ast.BinOp, left: float, right: float) -> float:
-        """The number that two numbers make; none grows without end."""
-        is_short = isinstance(node.op, (ast.Pow, ast.LShift)) and not 0 <= right <= _MOST_SHIFT
-        compute = _ARITHMETIC.get(type(node.op))
-        try:
-            made = math.inf if is_short or compute is None else compute(left, right)
-        except (ZeroDivisionError, TypeError, OverflowError):
-            made = math.inf
-        if isinstance(made, complex) or not abs(made) <= _LARGEST:
-            raise self._refused(node, f"cannot compute {ast.unparse(node)}, or it is too large")
-        return made
+        name, text = type(node.op).__name__, ast.unparse(node)
+        if name not in ARITHMETIC or any(isinstance(each, (ast.List, ast.Tuple)) for each in (node.left, node.right)):
+            raise self._refused(node, f"cannot compute {text}")
+        left, right = self.visit(node.left), self.visit(node.right)
+        if not (isinstance(left, ast.Constant) or isinstance(right, ast.Constant)):
+            return self._call(f"op_{name}", partial(computed, name), left, right)
+        if isinstance(left, ast.Constant) and isinstance(right, ast.Constant):
+            try:
+                return ast.copy_location(ast.Constant(computed(name, left.value, right.value)), node)
+            except UsageError as error:
+                raise self._refused(node, f"cannot compute {text}: {error}") from None
+        if any(isinstance(self._number(each), (str, bytes)) for each in (left, right)):
+            raise self._refused(node, f"cannot compute {text}")
+        return self._call(f"op_{name}", partial(computed, name), left, right)
+
+    def visit_List(self, node: ast.List) -> ast.AST:
+        from memwall.frontend.targets.guarded import listed
+
+        return self._call("listed", listed, self.generic_visit(node))
+
+    def visit_Tuple(self, node: ast.Tuple) -> ast.AST:
+        return self.visit_List(node)  # type: ignore[arg-type]
+
+    def _call(self, name: str, function: Callable[..., Any], *args: Any) -> ast.AST:
+        return ast.Call(self._known_as(name, function), [*args], [])
 
     # -- names ---------------------------------------------------------------------------------------------------------
 
@@ -287,8 +305,7 @@ class _Statements(ast.NodeTransformer):
         if named == f"torch.{node.attr}" and self._is_dtype(node.attr):
             return self.visit_Name(ast.Name(node.attr, ast.Load()))
         if node.attr not in _PROPERTIES:
-            told = suggest(node.attr, _PROPERTIES)
-            raise self._refused(node, f"{ast.unparse(node)} is no property of a tensor; {told}")
+            raise self._refused(node, f"{ast.unparse(node)} is no property of a tensor{_near(node.attr, _PROPERTIES)}")
         return ast.Attribute(self.visit(node.value), node.attr, ast.Load())
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -308,12 +325,11 @@ class _Statements(ast.NodeTransformer):
                     return self._known_as(f"{place}_{name}", found)
             if package.partition(".")[0] in (*_PACKAGES, ""):
                 known = [each for place in places for each in functions_of(place)]
-                raise self._refused(node, f"{package or 'torch'} has no op {name!r}; {suggest(name, known)}")
+                raise self._refused(node, f"{package or 'torch'} has no op {name!r}{_near(name, known)}")
         if not isinstance(node, ast.Attribute):
             raise self._refused(node, f"cannot call {ast.unparse(node)}")
         if node.attr not in functions_of("Tensor"):
-            told = suggest(node.attr, functions_of("Tensor"))
-            raise self._refused(node, f"a tensor has no op {node.attr!r}; {told}")
+            raise self._refused(node, f"a tensor has no op {node.attr!r}{_near(node.attr, functions_of('Tensor'))}")
         return ast.Attribute(self.visit(node.value), node.attr, ast.Load())
 
     def _dotted(self, node: ast.expr) -> str | None:
@@ -335,6 +351,11 @@ def _loaded(target: ast.expr) -> ast.expr:
         return ast.Tuple([_loaded(each) for each in target.elts], ast.Load())
     assert isinstance(target, ast.Name)
     return ast.Name(target.id, ast.Load())
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    found = nearest(name, list(known))
+    return f"; did you mean {', '.join(found)}?" if found else ""
 
 
 def _at(line: int | None, column: int | None) -> str:

@@ -139,3 +139,8 @@ def test_score_of_sol_execbench():
 def test_share_of_kernels_that_are_faster_than_their_baseline():
     assert fast_p([0.5, 1.0, 1.2, 2.5], 1.0) == 0.5
     assert fast_p([], 1.0) == 0
+
+
+def test_a_view_is_no_kernel():
+    found = of("f32[8,4].t()")
+    assert (found.bound_s, found.time_s, found.dram_bytes, found.levers) == (0.0, 0.0, 0, ())

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from memwall import profile
 from memwall.core.errors import UsageError
 from memwall.frontend.targets import resolve
 from memwall.frontend.targets.expression import is_expression, workload_of_expression
@@ -132,3 +133,45 @@ def test_what_reads_as_an_expression(text, says):
 def test_a_size_option_says_nothing_of_an_expression():
     with pytest.raises(UsageError, match="--batch has no effect on an expression"):
         resolve("relu(f32[8])", batch=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = f32[9]; n = x.shape[0]; " + "n = n * n; " * 30 + "x", "too large"),
+        ("x = f32[9]; y = x.shape * 10**9; x", "it is no number"),
+        ("x = f32[2]; " + "x = (x, x, x, x); " * 30 + "x", "at most 10,000 items"),
+        ("x = f32[2]; " + "x = (*x, *x); " * 40 + "x", "at most 10,000 items"),
+        ("f32[10**9].unbind()", "unbind has at most 10,000 results"),
+        ("a, b = f32[10**9]; a", "unbind has at most 10,000 results"),
+        ("f32[10**9].split(3)", "split has at most 10,000 results"),
+        ("f32[10**9].tensor_split(10**8)", "at most 20,000 ops"),
+        ("y = [" + "f32[8], " * 900 + "]; " + "z = stack(y); " * 100 + "z", "at most 20,000 ops"),
+        ("bincount(i64[4], minlength=10**9)", "more than 16,777,216 numbers"),
+        ("torch.tensor([1]).repeat(10**9) + f32[1]", "more than 16,777,216 numbers"),
+    ],
+)
+def test_what_would_grow_without_end_is_refused(text, words):
+    with pytest.raises(UsageError, match=words):
+        profile(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torch.kaiser_window(10**10) + f32[1]", "aten.empty_strided([10**12], [1]) + f32[1]",
+        "torch.randn(10**6, 10**6, device='cpu') + f32[1]", "conv1d(f32[1,1,10**9], f32[1,1,3])",
+    ],
+)  # fmt: skip
+def test_a_large_tensor_takes_no_memory(text):
+    assert profile(text).graph.ops
+
+
+def test_a_recurrent_layer_is_an_op():
+    text = "gru(f32[4,2,8], f32[1,2,8], [f32[24,8], f32[24,8], f32[24], f32[24]], True, 1, 0.0, False, False, False)"
+    assert [op.name for op in profile(text).graph.ops] == ["aten._cudnn_rnn"]
+
+
+def test_a_name_that_nothing_resembles_is_said_alone():
+    with pytest.raises(UsageError, match=r"a tensor has no op 'qqqq' \(at character 1\)$"):
+        workload_of_expression("f32[8].qqqq()")
