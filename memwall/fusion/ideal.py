@@ -4,8 +4,8 @@ Matrix kernels (contractions, convolutions, attention) read their operands and w
 them run in an epilogue or a prologue without traffic of their own, except that each tensor from before the step is read
 at most once and each that outlives the step is written once. Values that backward needs are recomputed. Decomposed
 attention counts as one flash-style kernel: tensors of the size of the scores stay on chip, and backward recomputes
-them. Recurrent layers keep their launches: no compiler replaces those. Forward ops whose results nothing needs do not
-run.
+them. Recurrent layers keep their launches, and collectives are kernels of their own: no compiler replaces those.
+Forward ops whose results nothing needs do not run.
 """
 
 from __future__ import annotations
@@ -95,21 +95,24 @@ class _Ideal:
         return distinct_bytes(whole) + sum(min(count, size_of[version]) for version, count in fetched.items())
 
     def _members(self, flash: Mapping[int, int]) -> list[list[int]]:
-        """Each op with the last matrix kernel among its ancestors; decomposed attention in one group."""
-        anchor_of: list[int] = []
-        members: dict[int, list[int]] = {}
+        """Each op with the last matrix kernel among its ancestors, or behind the last collective; decomposed attention
+        in one group."""
+        anchor_of: list[tuple[int, bool]] = []  # an op, and whether they come behind it
+        members: dict[tuple[int, bool], list[int]] = {}
         for op in self.graph.ops:
-            anchor = max((anchor_of[d] for d in self.flow.deps[op.id]), default=-1)
-            if op.op_class in MATRIX_CLASSES:
-                anchor = flash.get(op.id, op.id)
-            anchor_of.append(anchor)
+            anchor = max((anchor_of[d] for d in self.flow.deps[op.id]), default=(-1, False))
+            if op.op_class in MATRIX_CLASSES or _is_message(op):
+                anchor = flash.get(op.id, op.id), False
             members.setdefault(anchor, []).append(op.id)
+            anchor_of.append((op.id, True) if _is_message(op) else anchor)
         return [members[anchor] for anchor in sorted(members)]
 
     def _group(self, op_ids: list[int]) -> Group:
         run = [i for i in op_ids if i not in self.unused]
         if not run:
             return not_run(op_ids)
+        if _is_message(first := self.graph.ops[run[0]]):
+            return Group((first.id,), first.inputs, first.outputs, self.costs[first.id])
         matrix = [i for i in run if self.graph.ops[i].op_class in MATRIX_CLASSES]
         glue = [i for i in run if self.graph.ops[i].op_class not in MATRIX_CLASSES]
         reads, read_bytes = self._operands(matrix)
@@ -183,6 +186,10 @@ class _Ideal:
             else:
                 whole += [self.graph.values[v] for v in kept]
         return found, distinct_bytes(whole) + part_bytes
+
+
+def _is_message(op: Op) -> bool:
+    return op.op_class == "communication"
 
 
 def attention_scores(graph: Graph, flow: Flow) -> Iterator[tuple[Op, set[int], list[int]]]:

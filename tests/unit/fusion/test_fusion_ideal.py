@@ -5,6 +5,7 @@ import torch
 
 import memwall
 from memwall.core.flow import Flow
+from memwall.ops import graph_costs
 from tests.unit.fusion_graphs import Builder, groups_of, moved, plan
 
 TOKENS, WIDTH, FFN = 4096, 1024, 4096
@@ -47,6 +48,17 @@ def test_an_epilogue_costs_no_round_trip(b):
     y = b.like("aten.add.Tensor", ("self", product(b, x, w, TOKENS, WIDTH)), ("other", x), alpha=1)
     for policy in ("ideal", "memwall"):
         assert moved(plan(policy, b.graph(y))) == X + WIDTH * WIDTH * 4 + X
+
+
+def test_a_collective_is_a_kernel_of_its_own(b):
+    """x·w, summed over GPUs, + x: the product's result is written for the message; what follows waits for it."""
+    x, w = b.given(TOKENS, WIDTH), b.given(WIDTH, WIDTH, role="parameter")
+    summed = b.like("_c10d_functional.all_reduce", ("input", product(b, x, w, TOKENS, WIDTH)))
+    graph = b.graph(b.like("aten.add.Tensor", ("self", summed), ("other", x), alpha=1))
+    made = plan("ideal", graph)
+    assert groups_of(made) == [(0,), (1,), (2,)]
+    assert made.groups[0].cost.bytes == X + WIDTH * WIDTH * 4 + X
+    assert made.groups[1].cost == graph_costs(graph)[1]
 
 
 def test_backward_computes_again_what_it_needs(b):
