@@ -247,7 +247,8 @@ class Graph:
     ``inputs``, ``parameters`` and ``outputs`` are value ids. ``free_calls`` counts, by name, the calls that launch
     nothing (views, allocations, queries). ``attention`` is the SDPA backend that its GPU prefers, ``backends`` how its
     kinds of lowered calls run (:class:`memwall.ops.lowering.LowerableGraph`). ``gradients``: it ran with gradients
-    enabled, which a backward pass shows too."""
+    enabled, which a backward pass shows too. ``one_program``: a compiler gets forward and backward together, as
+    ``jax.jit`` hands them over; else each on its own."""
 
     values: Sequence[Value]
     storages: Sequence[Storage]
@@ -259,6 +260,7 @@ class Graph:
     attention: str = "flash"
     backends: tuple[str, ...] = ()
     gradients: bool = False
+    one_program: bool = False
 
     def specs(self, ids: Iterable[int]) -> tuple[TensorSpec, ...]:
         """The specs of some values."""
@@ -327,6 +329,11 @@ class Graph:
             return None
         order = {storage: i for i, storage in enumerate(dict.fromkeys(v.storage for v in values))}
         return tuple([(order[v.storage], v.offset - first[v.storage]) for v in values])
+
+    def program_of(self, op: Op) -> str:
+        """What holds the kernels that an op may share: its phase, empty for forward and backward of one program. The
+        optimizer's stay apart: joined with those of gradients they would leave no room for what backward recomputes."""
+        return "" if self.one_program and op.phase != "optimizer" else op.phase
 
     @cached_property
     def takes_gradients(self) -> bool:

@@ -70,10 +70,12 @@ def memwall_plan(
 
 def _left_alone(pricer: Pricer, groups: Sequence[Group], regions: Sequence[int] | None) -> frozenset[int]:
     """The ops that no compiled graph holds: those outside the regions, and a phase of which no op gains a kernel."""
-    ops = pricer.graph.ops
-    compiled = {ops[group.op_ids[0]].phase for group in groups if group.cost is not pricer.costs[group.op_ids[0]]}
+    programs = [pricer.graph.program_of(op) for op in pricer.graph.ops]
+    compiled = {programs[group.op_ids[0]] for group in groups if group.cost is not pricer.costs[group.op_ids[0]]}
     return frozenset(
-        op.id for op in ops if op.phase not in compiled or (regions is not None and regions[op.id] == EAGER)
+        op_id
+        for op_id, program in enumerate(programs)
+        if program not in compiled or (regions is not None and regions[op_id] == EAGER)
     )
 
 
@@ -202,7 +204,7 @@ class _PlanWalk:
             self.makers[op_id],
             self.pricer.border((op_id,), inside),
             self.shapes[loop],
-            op.phase,
+            self.graph.program_of(op),
             region,
             op.op_class,
             sums,
@@ -266,9 +268,12 @@ class _PlanWalk:
         return version not in self.flow.kept and len(self.flow.readers[version]) == 1
 
     def _is_last(self, op_id: int) -> bool:
-        ops, flow = self.graph.ops, self.flow
+        flow, own = self.flow, self._program(op_id)
         readers = (r for _, version in flow.writes[op_id] for r in flow.readers[version])
-        return not any(self.generates[r] and ops[r].phase == ops[op_id].phase for r in readers)
+        return not any(self.generates[r] and self._program(r) == own for r in readers)
+
+    def _program(self, op_id: int) -> str:
+        return self.graph.program_of(self.graph.ops[op_id])
 
     # -- may they, and is it worth it ---------------------------------------------------------------------------------
 
@@ -388,7 +393,7 @@ class _PlanWalk:
             one.makers | two.makers,
             border,
             shape,
-            one.phase,
+            one.program,
             one.region,
             one.op_class,
             one.accumulators + two.accumulators,

@@ -16,7 +16,8 @@ from memwall.fusion.pricing import Pricer
 from memwall.fusion.rules import MAX_OPS, MAX_TENSORS, REGISTER_SPILL, Spills, aligned, work_of
 from memwall.ops.loops import FAR, Loop, is_random
 
-_LATER = {phase: number for number, phase in enumerate(PHASES)}
+#: programs (:meth:`memwall.core.graph.Graph.program_of`) in the order in which they run
+_LATER = {program: number for number, program in enumerate(("", *PHASES))}
 
 #: kinds of ops that are cheap to run again
 _CHEAP = ("point", "row", "gather")
@@ -174,9 +175,9 @@ class _Recompute:
         """Whether a generated kernel of the same graph can compute a value where it uses it."""
         if self._closed[group]:
             return False
-        pricer, members = self.pricer, self.members[group]
-        phases = [pricer.graph.ops[i].phase for i in (op_id, members[0])]
-        if phases[0] != phases[1] and phases != ["forward", "backward"]:
+        members = self.members[group]
+        programs = [self._program(i) for i in (op_id, members[0])]
+        if programs[0] != programs[1] and programs != ["forward", "backward"]:
             return False
         return self.regions is None or self.regions[op_id] == self.regions[members[0]]
 
@@ -217,12 +218,15 @@ class _Recompute:
         return all(aligned(values[written], values[v]) for v, read in flow.reads[reader] if read == version)
 
     def _sources_last(self, chain: frozenset[int], readers: Sequence[int]) -> bool:
-        """Whether the chain's inputs are not overwritten before a later phase than the readers'."""
-        flow, ops = self.pricer.flow, self.pricer.graph.ops
-        last = max(_LATER[ops[self.members[group][0]].phase] for group in readers)
+        """Whether the chain's inputs are not overwritten before a later program than the readers'."""
+        flow = self.pricer.flow
+        last = max(_LATER[self._program(self.members[group][0])] for group in readers)
         sources = (version for op in chain for _, version in flow.reads[op] if flow.writer[version] not in chain)
         overwriters = (flow.overwriter[version] for version in sources if version in flow.overwriter)
-        return all(_LATER[ops[op].phase] > last for op in overwriters)
+        return all(_LATER[self._program(op)] > last for op in overwriters)
+
+    def _program(self, op_id: int) -> str:
+        return self.pricer.graph.program_of(self.pricer.graph.ops[op_id])
 
     def _spilled(self, groups: Sequence[int]) -> str | None:
         """Why one of the groups cannot be a kernel as it is."""

@@ -83,7 +83,8 @@ class FusionCandidate:
     makers: frozenset[int]
     border: Border
     shape: Shape
-    phase: str
+    #: of what kernels it may share: :meth:`memwall.core.graph.Graph.program_of`
+    program: str
     region: int
     op_class: str
     accumulators: int = 0
@@ -164,9 +165,13 @@ def outside_the_graph(pair: CandidatePair) -> str | None:
 
 
 def phase(pair: CandidatePair) -> str | None:
-    """Forward, backward and the optimizer's step are launched one after another."""
-    phases = pair.first.phase, pair.second.phase
-    return f"{phases[0]} and {phases[1]} are launched as two graphs" if phases[0] != phases[1] else None
+    """Forward, backward and the optimizer's step are launched one after another, or where they are one program the
+    optimizer's kernels are planned apart (:meth:`memwall.core.graph.Graph.program_of`)."""
+    first, second = pair.first.program, pair.second.program
+    if first == second:
+        return None
+    whole = "the optimizer's kernels are planned apart"
+    return f"{first} and {second} are launched as two graphs" if first and second else whole
 
 
 def contraction_first(pair: CandidatePair) -> str | None:

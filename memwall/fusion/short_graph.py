@@ -119,4 +119,5 @@ class GraphBuilder:
             outputs,
             whole.free_calls,
             whole.attention,
+            one_program=whole.one_program,
         )

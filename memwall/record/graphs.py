@@ -91,6 +91,7 @@ class GraphRow:
     outputs: tuple[int, ...] = ()
     free_calls: Mapping[str, int] = field(default_factory=dict)
     gradients: bool = False
+    one_program: bool = False
     storages: tuple[Annotated[tuple[Any, ...], _storage], ...]
     values: Mapping[str, _Value]
     ops: tuple[_Op, ...]
@@ -144,6 +145,7 @@ def graph_to_row(graph: Graph, costs: Sequence[Cost]) -> GraphRow:
         outputs=graph.outputs,
         free_calls=dict(sorted(graph.free_calls.items())),
         gradients=graph.gradients,
+        one_program=graph.one_program,
         storages=tuple((s.nbytes, s.role, s.name) if s.name else (s.nbytes, s.role) for s in graph.storages),
         values={
             str(v.id): _Value(v.spec.shape, v.spec.dtype, v.storage, _strides(v.spec), v.offset) for v in graph.values
@@ -249,6 +251,7 @@ def read_graph(row: GraphRow, where: str) -> Costed:
         row.attention,
         row.backends,
         row.gradients,
+        row.one_program,
     )
     return graph, _with_launches(graph, row.ops)
 

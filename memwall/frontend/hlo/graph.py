@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from math import prod
 
 from memwall.core.errors import MALFORMED, UsageError
@@ -61,7 +62,7 @@ def graph_of(
     values = [value for node in given for value in values_of(node)]
     held = [value for value in values if walk.storages[walk.values[value].storage].role == "parameter"]
     others = [value for value in values if value not in set(held)]
-    graph = walk.graph(others, held, [*values_of(results)])
+    graph = walk.graph(others, held, [*values_of(results)], one_program=True)
     return HloGraph(graph, tuple(walk.kernels), dict(walk.layouts), tuple(dict.fromkeys(walk.notes)))
 
 
@@ -81,7 +82,8 @@ class HloWalk(Sheet):
     each_once = False
 
     def run(self, computation: HloComputation, arguments: Sequence[Node]) -> Node:
-        """What a computation yields."""
+        """What a computation yields. Raises ``UsageError``: too many run, one after another, that write no op."""
+        self.trip()
         found: dict[str, Node] = {}
         written = _written_in_place(computation)
         for one in computation.instructions:
@@ -170,7 +172,6 @@ class HloWalk(Sheet):
             return self.run(body, [state])
         if count is not None:
             for _ in range(count):
-                self.trip()
                 state = self.run(body, [state])
             return state
         known = evaluated(self.program, goes_on, [self._known(state)])
@@ -179,7 +180,6 @@ class HloWalk(Sheet):
             self.run(goes_on, [state])
             return self.run(body, [state])
         while known:
-            self.trip()
             state = self.run(body, [state])
             known = evaluated(self.program, goes_on, [self._known(state)])
         return state
@@ -192,12 +192,32 @@ class HloWalk(Sheet):
     def branch(self, computation: HloComputation, one: HloInstruction, operands: Sequence[Node]) -> Node:
         """The branch of a conditional with most work."""
         named = [name for name in one.called if name in self.program.computations]
-        work = [work_of(self.program, self.program.computations[name]) for name in named]
+        work = [self.work_of(name) for name in named]
         taken = work.index(max(work))
         if self.each_once:
             return [self.run(self.program.computations[name], [operands[1 + n]]) for n, name in enumerate(named)][taken]
         self.notes.append(f"A conditional takes the branch with most work: {named[taken]}.")
         return self.run(self.program.computations[named[taken]], [operands[1 + taken]])
+
+    def work_of(self, name: str) -> int:
+        """Elements that a computation makes and what it calls, those that products sum over among them."""
+        if name in self._work:
+            return self._work[name]
+        total, computation = 0, self.program.computations[name]
+        for one in computation.instructions:
+            if one.opcode in _HANDED_ON:
+                continue
+            made = sum(prod(array.shape) for array in arrays(one.shape))
+            (summed, _), _ = product_numbers(one)["dimension_numbers"]
+            if summed and isinstance(left := computation.by_name[one.operands[0]].shape, HloArray):
+                made = prod(next(arrays(one.shape)).shape) * prod(left.shape[axis] for axis in summed)
+            total += made + sum(map(self.work_of, one.called))
+        self._work[name] = total
+        return total
+
+    @cached_property
+    def _work(self) -> dict[str, int]:
+        return {}
 
     def call(self, computation: HloComputation, one: HloInstruction, operands: Sequence[Node]) -> Node:
         """A computation that is called as it is."""
@@ -267,17 +287,3 @@ def _written_in_place(computation: HloComputation) -> frozenset[str]:
         if one.opcode in ("tuple", "bitcast", "reshape"):
             waiting += one.operands
     return frozenset(found)
-
-
-def work_of(module: HloModule, computation: HloComputation) -> int:
-    """Elements that a computation makes and what it calls, those that products sum over among them."""
-    total = 0
-    for one in computation.instructions:
-        if one.opcode in _HANDED_ON:
-            continue
-        made = sum(prod(array.shape) for array in arrays(one.shape))
-        (summed, _), _ = product_numbers(one)["dimension_numbers"]
-        if summed and isinstance(left := computation.by_name[one.operands[0]].shape, HloArray):
-            made = prod(next(arrays(one.shape)).shape) * prod(left.shape[axis] for axis in summed)
-        total += made + sum(work_of(module, module.computations[name]) for name in one.called)
-    return total

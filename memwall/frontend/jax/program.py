@@ -81,6 +81,7 @@ class JaxProgram(Program):
             own,
             tuple(dict.fromkeys(value for value in outputs if value is not None)),
             gradients=options.mode == "training",
+            one_program=True,
         )
         devices = devices_of(jax.tree_util.tree_leaves((arguments, keywords)))
         return self._result(graph, options, walk, own, optimizer and optimizer[0], devices)

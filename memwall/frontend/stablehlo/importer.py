@@ -83,7 +83,7 @@ class StablehloImporter:
             given.append(Held(value))
         made = self._region(main.regions[0], given, {})
         outputs = [self._placed(one, *self._type(kind)) for one, kind in zip(made, self._results(main), strict=True)]
-        return self.writer.graph(inputs, tuple(self.parameters), tuple(dict.fromkeys(outputs)))
+        return self.writer.graph(inputs, tuple(self.parameters), tuple(dict.fromkeys(outputs)), one_program=True)
 
     @staticmethod
     def _results(function: Any) -> Sequence[Any]:
@@ -203,6 +203,7 @@ class StablehloImporter:
         if name in self._entered:
             raise UsageError(f"{self.source}: the function {name} calls itself")
         self._entered.append(name)
+        self.writer.trip()
         made = self._region(self._functions[name].regions[0], operands, {})
         self._entered.pop()
         return made

@@ -8,7 +8,7 @@ import pytest
 from memwall.core.errors import UsageError
 from memwall.frontend.hlo import parse
 from memwall.frontend.hlo.convolutions import Window
-from memwall.frontend.hlo.graph import graph_of
+from memwall.frontend.hlo.graph import HloWalk, graph_of
 from memwall.frontend.hlo.groups import replica_groups
 from memwall.frontend.hlo.module import HloArray, HloInstruction
 from memwall.frontend.hlo.names import is_again, module_of, phase_of
@@ -253,6 +253,27 @@ def test_a_loop_that_does_nothing_ends_too(said):
     ROOT %w = (s32[]) while(%init), condition=%again, body=%body"""
     with pytest.raises(UsageError, match="more than 100 ops"):
         written("\n".join(line.strip() for line in text.splitlines()) + said, max_ops=100)
+
+
+#: 40 computations, each of which calls the one before it twice, down to one that does nothing
+DOUBLING = "%c0 (a: f32[8]) -> f32[8] {\nROOT %a = f32[8]{0} parameter(0)\n}\n" + "".join(
+    f"%c{n} (a: f32[8]) -> f32[8] {{\n%a = f32[8]{{0}} parameter(0)\n%b = f32[8]{{0}} call(%a), to_apply=%c{n - 1}\n"
+    f"ROOT %d = f32[8]{{0}} call(%b), to_apply=%c{n - 1}\n}}\n"
+    for n in range(1, 40)
+)
+
+
+def test_calls_that_do_nothing_end():
+    """2 to the power of 39 of them."""
+    entry = "%x = f32[8]{0} parameter(0)\nROOT %y = f32[8]{0} call(%x), to_apply=%c39"
+    with pytest.raises(UsageError, match="more than 100 ops"):
+        written(f"{DOUBLING}ENTRY:\n{entry}", max_ops=100)
+
+
+def test_the_work_of_a_computation_is_counted_once_however_often_it_is_called():
+    """Two calls of eight elements each, and what they call: w(n) = 2 (8 + w(n - 1)) = 16 (2^n - 1)."""
+    entry = "ENTRY %main (a: f32[8]) -> f32[8] {\nROOT %a = f32[8]{0} parameter(0)\n}\n"
+    assert HloWalk(parse(f"HloModule f\n\n{DOUBLING}{entry}"), 100).work_of("c39") == 16 * (2**39 - 1)
 
 
 CONDITIONAL = """%small (a: f32[8]) -> f32[8] {

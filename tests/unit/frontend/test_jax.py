@@ -156,6 +156,7 @@ def test_phases_scopes_lines_and_what_is_computed_again():
     assert all(op.source.startswith("tests/unit/frontend/test_jax.py:") for op in products)
     assert made.model_flops == 3 * 2 * 4 * 16 * 16
     assert made.flops_again == 2 * 4 * 16 * 16
+    assert made.graph.one_program
 
 
 def test_new_weights_and_states_take_the_memory_of_the_old():

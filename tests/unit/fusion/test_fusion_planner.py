@@ -498,6 +498,14 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize(("phase", "kernels"), [("backward", [(0, 2), (1,)]), ("optimizer", [(0,), (1,), (2,)])])
+def test_forward_and_backward_of_one_program_share_kernels(phase, kernels):
+    """As jax.jit hands them to XLA; the optimizer's stay apart."""
+    graph, _ = across_phases()
+    ops = tuple(replace(op, phase=phase) if op.phase == "backward" else op for op in graph.ops)
+    assert sorted(groups_of(plan("memwall", replace(graph, ops=ops, one_program=True)))) == kernels
+
+
 def test_every_rule_has_a_graph_that_it_refuses():
     assert REFUSED.keys() == RULES.keys()
 
