@@ -69,4 +69,9 @@ def command(transport: str, port: int | None, folder: Path, time_limit: float, m
 
     limits = ServerLimits(folder=folder.resolve(), time_s=time_limit, memory_bytes=round(memory_limit * 1e9))
     say = Messages().say
-    anyio.run(over_stdio if transport == "stdio" else partial(over_http, port=port or 0, say=say), limits)
+    try:
+        anyio.run(over_stdio if transport == "stdio" else partial(over_http, port=port or 0, say=say), limits)
+    except BaseExceptionGroup as group:  # a signal that came while tasks were ended
+        if group.subgroup(KeyboardInterrupt) is None:
+            raise
+        raise KeyboardInterrupt from None

@@ -334,10 +334,18 @@ def test_a_call_that_is_cancelled_ends_its_process(caller, place):
     assert caller.call("gpus", names=["h100-sxm"])["figures"]  # it answers still
 
 
+#: how a client begins
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
+}
+
+
 def test_lines_that_are_no_messages_end_nothing(place):
-    begin = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
     lines = ["not JSON", "[]", '{"jsonrpc": "1.0"}', "\x00\xff", '{"jsonrpc": "2.0", "id": {}, "method": 3}',
-             json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": begin})]  # fmt: skip
+             json.dumps(INITIALIZE)]  # fmt: skip
     done = subprocess.run(
         [sys.executable, *command(place)], input="\n".join(lines) + "\n", capture_output=True, text=True,
         env=environment(), check=False, timeout=120,
@@ -345,6 +353,22 @@ def test_lines_that_are_no_messages_end_nothing(place):
     assert done.returncode == 0, done.stderr
     (answer,) = [made for made in map(json.loads, done.stdout.splitlines()) if made.get("id") == 1]
     assert answer["result"]["serverInfo"]["name"] == "memwall"
+
+
+def test_a_signal_while_it_ends_is_said_in_a_line(place):
+    """A client closes its end, and asks the server to end before that has stopped its processes."""
+    process = subprocess.Popen(
+        [sys.executable, *command(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env=environment(),
+    )  # fmt: skip
+    process.stdin.write(f"{json.dumps(INITIALIZE)}\n")
+    process.stdin.flush()
+    assert "serverInfo" in process.stdout.readline()
+    process.stdin.close()
+    process.send_signal(signal.SIGTERM)
+    assert (process.wait(timeout=60), process.stderr.read()) == (143, "memwall: ended by SIGTERM\n")
+    process.stdout.close()
+    process.stderr.close()
 
 
 def test_a_call_that_takes_too_long_is_ended(place):
