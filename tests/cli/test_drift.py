@@ -24,7 +24,7 @@ def test_drift_is_an_exit_code_of_check_alone(run, runs):
 def test_the_sentence_and_the_table(run, runs):
     said = " ".join(run("drift", "runs").out.split())
     assert "1 of 6 kernels drifted; the longest, mm of tiny on Maker old 16GB, takes 1.20x its usual time" in said
-    assert "Kernels that drift, longest first" in said and "scatter, slower" in said
+    assert "Kernels that drift, longest first" in said and "scatter (slower)" in said
 
 
 def test_standard_output_is_the_record_alone(run, runs):

@@ -98,7 +98,7 @@ def _changed(way: Departure, most: int) -> str:
 
 def _left(kernel: KernelDrift) -> str:
     ways = {"scatter": kernel.left_scatter, "range": kernel.outside_range}
-    return ", ".join(f"{name}, {way.way}" for name, way in ways.items() if way and way.before)
+    return ", ".join(f"{name} ({way.way})" for name, way in ways.items() if way and way.before)
 
 
 def _table(drifted: Sequence[KernelDrift]) -> Table:
