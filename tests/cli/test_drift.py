@@ -52,6 +52,8 @@ def test_what_is_no_run_is_a_warning_beside_runs(run, runs):
     ("drift runs --workload gpt", "no run of a workload named 'gpt'"),
     ("drift runs --since never", "--since never: neither a date nor a commit of a run"),
     ("drift runs --least 0", "--least"),
+    ("drift runs --least 5", "--least 5 is no share of a time"),
+    ("drift runs --least nan", "--least nan is no share of a time"),
     ("drift runs -o a.png", "cannot tell what to write"),
     ("drift", "Missing argument 'FOLDER'"),
     ("measure net.py --device cpu --record a/b", "cannot make a/b: there is no folder a"),

@@ -135,8 +135,11 @@ def find_drift(
         workload, since, least: as in :class:`memwall.bench.question.DriftOptions`.
 
     Raises:
-        UsageError: no run is of that workload, or ``since`` is neither a date nor a commit of a run.
+        UsageError: no run is of that workload, ``since`` is neither a date nor a commit of a run, or ``least`` is no
+            share.
     """
+    if not 0 < least < 1:
+        raise UsageError(f"--least {least:g} is no share of a time; want one between 0 and 1, such as 0.05 for 5 %")
     names = dict.fromkeys(run.workload.name for run in runs)
     if workload is not None and workload not in names:
         raise unknown("run of a workload named", workload, names)
