@@ -128,9 +128,9 @@ class _Ideal:
             ]
             write_bytes += max(self.costs[i].write_bytes - self._bytes(stays), 0)
             writes.update((v, None) for v, _ in self.flow.writes[i] if v not in stays)
-        first, first_bytes = self._first_reads(glue, {n for i in matrix for _, n in self.flow.reads[i]})
+        early, first_bytes = self._first_reads(glue, {n for i in matrix for _, n in self.flow.reads[i]})
         last, last_bytes = self._last_writes(glue)
-        reads |= dict.fromkeys(first)
+        reads |= dict.fromkeys(early)
         writes |= dict.fromkeys(last)
         read_bytes, write_bytes = read_bytes + first_bytes, write_bytes + last_bytes
         total = sum((self.costs[i] for i in run), start=Cost(launches=()))
