@@ -111,8 +111,8 @@ class _Ideal:
         run = [i for i in op_ids if i not in self.unused]
         if not run:
             return not_run(op_ids)
-        if _is_message(first := self.graph.ops[run[0]]):
-            return Group((first.id,), first.inputs, first.outputs, self.costs[first.id])
+        if _is_message(op := self.graph.ops[run[0]]):
+            return Group((op.id,), op.inputs, op.outputs, self.costs[op.id])
         matrix = [i for i in run if self.graph.ops[i].op_class in MATRIX_CLASSES]
         glue = [i for i in run if self.graph.ops[i].op_class not in MATRIX_CLASSES]
         reads, read_bytes = self._operands(matrix)
