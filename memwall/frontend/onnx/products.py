@@ -84,10 +84,10 @@ def integer_product(node: Node) -> list[OnnxTensor]:
 
 
 def einsum(node: Node) -> list[OnnxTensor]:
-    """Two operands as one batched product of permuted views; one operand as a view and a sum. What is neither is kept
-    under its own name."""
+    """Two operands as one batched product of permuted views, more from left to right, as ONNX Runtime does; one operand
+    as a view and a sum. What is neither is kept under its own name."""
     terms, result = _einsum_axes(node)
-    if len(terms) > 2 or any(len(set(term)) < len(term) for term in terms):
+    if any(len(set(term)) < len(term) for term in terms):
         return _kept(node)
     if len(terms) == 1:
         order = [terms[0].index(c) for c in (*result, *(c for c in terms[0] if c not in result))]
@@ -98,21 +98,34 @@ def einsum(node: Node) -> list[OnnxTensor]:
     for i, term in enumerate(terms):
         for c, n in zip(term, node.need(i).shape, strict=True):
             sizes[c] = n if sizes.get(c, 1) == 1 else sizes[c]
-    left, right = terms
+    made = [terms[0]]  # what is left after each product
+    for number, right in enumerate(terms[1:], 1):
+        axes = dict.fromkeys(made[-1] + right)
+        asked = {*result}.union(*terms[number + 1 :])
+        made.append("".join(c for c in axes if c in asked) if number + 1 < len(terms) else result)
+        if {*made[-1]} - {*axes} or {*axes} - {*made[-1], *({*made[-2]} & {*right})}:
+            return _kept(node)  # it sums an operand alone, or repeats one
+    value = node.id(0)
+    for number, right in enumerate(terms[1:], 1):
+        value = _product(node, (value, node.id(number)), (made[number - 1], right, made[number]), sizes)
+    return first(node, value)
+
+
+def _product(node: Node, values: tuple[int, int], terms: tuple[str, str, str], sizes: Mapping[str, int]) -> int:
+    """The batched product of two operands, whose axes and those of the result are letters."""
+    left, right, result = terms
     batch = [c for c in result if c in left and c in right]
     rows = [c for c in result if c in left and c not in right]
     columns = [c for c in result if c in right and c not in left]
     summed = [c for c in left if c in right and c not in result]
-    if len(batch) + len(rows) + len(columns) < len(result) or set(left + right) - {*result, *summed}:
-        return _kept(node)  # it sums an operand alone
-    a, b = (node.expand(node.id(i), [sizes[c] for c in term]) for i, term in enumerate(terms))
+    a, b = (node.expand(value, [sizes[c] for c in term]) for value, term in zip(values, terms, strict=False))
     a = node.permute(a, [left.index(c) for c in (*batch, *rows, *summed)])
     b = node.permute(b, [right.index(c) for c in (*batch, *summed, *columns)])
     count = [prod(sizes[c] for c in group) for group in (batch, rows, summed, columns)]
     a, b = node.reshape(a, (count[0], count[1], count[2])), node.reshape(b, (count[0], count[2], count[3]))
     made = node.run("bmm", [a, b], "self mat2", _EXACT, [node.new((count[0], count[1], count[3]))])
     whole = node.reshape(made, [sizes[c] for c in (*batch, *rows, *columns)])
-    return first(node, node.permute(whole, [[*batch, *rows, *columns].index(c) for c in result]))
+    return node.permute(whole, [[*batch, *rows, *columns].index(c) for c in result])
 
 
 #: names of the axes that an ellipsis stands for
@@ -174,6 +187,14 @@ def convolution(node: Node, data: int = 0, weight: int = 1, bias: int = 2) -> li
     }
     values = [operand(node, i) if stored else node.id(i) for i, _ in given]
     return first(node, node.run("convolution", values, [name for _, name in given], said))
+
+
+def deformable(node: Node) -> list[OnnxTensor]:
+    """DeformConv, whose operands lie in another order than torchvision's."""
+    given = [(i, name) for i, name in enumerate(("input", "weight", "offset", "bias", "mask")) if node.has(i)]
+    said = {"groups": node.attributes.get("group", 1), "use_mask": node.has(4), "allow_tf32": True}
+    values, names = [node.id(i) for i, _ in given], [name for _, name in given]
+    return first(node, node.run("torchvision.deform_conv2d", values, names, said))
 
 
 def pooled(op: str) -> Row:
@@ -280,6 +301,8 @@ PRODUCTS: Mapping[str, Row] = {
     "DequantizeLinear": dequantized,
     "QuantizeLinear": call("quantize_per_tensor", "self scale zero_point"),
     "DynamicQuantizeLinear": call("quantize_per_tensor_dynamic"),
+    "Det": call("_linalg_det", "A"),
+    "DeformConv": deformable,
     "RoiAlign": call("torchvision.roi_align", "input rois batch"),
     "NonMaxSuppression": call("torchvision.nms", "dets scores"),
 }  # fmt: skip

@@ -174,6 +174,28 @@ def test_a_resize_by_factors_of_the_file(tmp_path, factors, shape, op):
     assert found.graph.values[found.graph.outputs[0]].spec.shape == made_shape
 
 
+def test_an_einsum_of_three_is_two_products_from_left_to_right(tmp_path):
+    """8 x 16 by 16 x 32, then 8 x 32 by 32 x 64."""
+    found = made(tmp_path, [node("y = Einsum(a, b, c)", equation="ij,jk,kl->il")],
+                 [given("a", 8, 16), given("b", 16, 32), given("c", 32, 64)])  # fmt: skip
+    assert names(found) == ["aten.bmm"] * 2 and flops(found) == 2 * 8 * 16 * 32 + 2 * 8 * 32 * 64
+    assert found.graph.values[found.graph.outputs[0]].spec.shape == (8, 64)
+
+
+def test_a_determinant_is_a_factorization(tmp_path):
+    """2n^3/3, less a half of n^2 and a sixth of n, for each matrix; what is above 1 % of n^3 here."""
+    found = made(tmp_path, [node("y = Det(x)")], [given("x", 4, 100, 100)])
+    assert flops(found) == pytest.approx(4 * 2 / 3 * 100**3, rel=0.01)
+
+
+def test_a_deformable_convolution_is_the_product_of_its_columns(tmp_path):
+    """16 filters of 8 x 3 x 3 at 2 x 10 x 10 places."""
+    found = made(tmp_path, [node("y = DeformConv(x, w, o)", kernel_shape=[3, 3])],
+                 [given("x", 2, 8, 12, 12), given("w", 16, 8, 3, 3), given("o", 2, 18, 10, 10)])  # fmt: skip
+    (cost,) = found.costs[0]
+    assert sum(n for pipe, n in cost.flops.items() if pipe.engine == "tensor") == 2 * 16 * 8 * 9 * 2 * 10 * 10
+
+
 def test_an_einsum_that_is_no_product_is_kept(tmp_path):
     found = made(tmp_path, [node("y = Einsum(a)", equation="ii->i")], [given("a", 8, 8)])
     assert names(found) == ["onnx.Einsum"] and found.costs[0][0].bytes == 2 * (64 + 8)
