@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from memwall.core.errors import UsageError
 from memwall.core.units import counted
@@ -25,6 +26,24 @@ START_S = 5e-6
 #: share of the links' rate that collectives reach: one of 33.6 MB takes 680 us there, 672 without the start and the
 #: hops, of which three quarters of it over a link of 50 GB/s are 503; the network's is taken to be as much
 REACHED = 503 / 672
+
+
+class _Shapes(NamedTuple):
+    holds: Callable[[Sequence[int]], bool]
+    said: str
+
+
+#: axes → which shapes slices have (Google Cloud TPU documentation, supported topologies of v5e, and of v4)
+_SHAPES: Mapping[int, _Shapes] = {
+    2: _Shapes(
+        lambda shape: {*shape} <= {2, 4, 8, 16} and max(shape) <= 2 * min(shape),
+        "of 2, 4, 8 or 16, and one at most twice the other, as in 4x8",
+    ),
+    3: _Shapes(
+        lambda shape: all(n % 4 == 0 for n in shape) or ({*shape} <= {1, 2, 4} and sorted(shape)[1] > 1),
+        "multiples of 4, or a part of one cube, as in 2x2x4",
+    ),
+}
 
 
 def slice_names() -> tuple[str, ...]:
@@ -74,11 +93,10 @@ def slice_of(name: str) -> Cluster | None:
 
 
 def _check(name: str, shape: tuple[int, ...], tpu: Tpu) -> None:
-    if len(shape) != tpu.ici_axes or max(shape) > tpu.ici_most or math.prod(shape) < 2:
-        usual = "x".join([str(tpu.ici_ring)] * tpu.ici_axes)
+    if len(shape) != tpu.ici_axes or max(shape) > tpu.ici_most or not _SHAPES[tpu.ici_axes].holds(shape):
         raise UsageError(
-            f"no slice named {name[:60]!r}: a slice has {tpu.ici_axes} axes of up to {tpu.ici_most} chips each, as in"
-            f" {usual}"
+            f"no slice named {name[:60]!r}: a slice has {tpu.ici_axes} axes of up to {tpu.ici_most} chips each,"
+            f" {_SHAPES[tpu.ici_axes].said}"
         )
 
 

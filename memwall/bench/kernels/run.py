@@ -16,12 +16,13 @@ from memwall.bench.origin import origin_of
 from memwall.bench.question import MeasureOptions
 from memwall.core.cache import refused
 from memwall.core.errors import MissingError, UsageError
-from memwall.core.question import filled, part_of, signature_of
-from memwall.hardware.lookup import Gpu, load_gpu, match_device
+from memwall.core.question import completed, filled, part_of, signature_of
+from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu, match_device
 from memwall.pipeline import profile as trace_profile
 from memwall.record.measurement import EXECUTORS
 from memwall.record.profile import Profile
 from memwall.step import Step
+from memwall.subjects import workload_of
 
 #: the executors if none is named
 DEFAULT_EXECUTORS = {"cuda": ("eager", "generated", "inductor"), "cpu": ("eager", "inductor")}
@@ -65,7 +66,13 @@ def measure(
     """
     began, said, step = time.monotonic(), filled(MeasureOptions, asked), part_of(Step, asked)
     kind = said.device or ("cuda" if _has_cuda() else "cpu")
-    names, spec = _checked(kind, said.executors), device_spec(kind, said.gpu)
+    names = _checked(kind, said.executors)
+    try:
+        spec = device_spec(kind, said.gpu)
+    except MissingError:
+        if not isinstance(profile_or_target, Profile):  # what cannot be measured at all is said first
+            workload_of(profile_or_target, completed(Step, step), load_gpu(DEFAULT_GPU), inputs)
+        raise
     profile = _profile_of(profile_or_target, inputs, spec, progress, step)
     if (spec.architecture == "cpu") != (kind == "cpu"):
         progress(f"modeled as {spec.name}, which is no {'CPU' if kind == 'cpu' else 'GPU'}: the errors say nothing")

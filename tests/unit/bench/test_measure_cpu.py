@@ -21,6 +21,7 @@ from memwall.core.errors import MissingError, UsageError
 from memwall.core.flow import Flow
 from memwall.fusion import Group, plan_graph
 from memwall.record.measurement import Sensors
+from tests.unit.places import ROOT
 from tests.unit.processes import wait_for
 from tests.unit.small_caches.fixture import small_caches  # noqa: F401
 
@@ -36,6 +37,12 @@ def planted():
         patch.setattr("memwall.bench.kernels.benchmark_run.BLOCK_S", HANG_LIMIT_S)
         return measure(PLANTED, device="cpu", executors=["eager"], gpu=SPEC, samples=6, build_limit_s=HANG_LIMIT_S,
                        steps=False)  # fmt: skip
+
+
+def test_what_is_no_module_is_said_before_the_spec_that_lacks(tmp_path, monkeypatch):
+    monkeypatch.setattr("memwall.bench.calibrate.default_spec_path", lambda: tmp_path / "cpu.toml")
+    with pytest.raises(UsageError, match="is an HLO file, and this needs a PyTorch module"):
+        measure(str(ROOT / "tests" / "data" / "hlo" / "mlp_h100-sxm.hlo"), device="cpu")
 
 
 def by_name(profile):

@@ -29,7 +29,20 @@ def test_a_slice_of_any_size_counts_its_chips_and_hosts() -> None:
     assert (made.gpus_per_node, made.link["dcn"].rails) == (128, 16)  # 8 chips of a host
 
 
-@pytest.mark.parametrize("name", ["tpu-v5e-16x32", "tpu-v5e-4x4x4", "tpu-v4-4x4", "tpu-v5e-1x1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tpu-v5e-16x32",
+        "tpu-v5e-4x4x4",
+        "tpu-v4-4x4",
+        "tpu-v5e-1x1",
+        "tpu-v5e-3x3",
+        "tpu-v6e-2x16",
+        "tpu-v4-3x4x4",
+        "tpu-v4-1x1x4",
+        "tpu-v5p-2x4x8",
+    ],
+)
 def test_a_slice_that_no_pod_has_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="no slice named"):
         load_cluster(name)
