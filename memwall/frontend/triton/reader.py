@@ -6,6 +6,8 @@ condition. Where programs have to be told apart to say what they touch, they are
 - an index that is loaded names as many different elements as it has values, at most all of the tensor;
 - a condition of data holds, and of a branch that depends on data both ways are counted;
 - a loop whose trips depend on data runs as often as is asked for.
+
+Where the addresses of very many programs follow no pattern, they are not followed either, as if data decided them.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ from memwall.frontend.triton.reading import LaunchRead, Reading, Structure, resu
 from memwall.frontend.triton.rules import FLOPS, unknown
 from memwall.frontend.triton.values import Apart, Array, Known, number, whole
 
-#: parts in which the programs of a launch are read at most, and programs that are read together at most
-PARTS, TOGETHER = 96, 1 << 20
+#: parts in which the programs of a launch are read at most, those in which all is written out, and programs that are
+#: read together at most
+PARTS, WRITTEN_OUT, TOGETHER = 96, 8, 1 << 20
 _AXES = {"x": 0, "y": 1, "z": 2}
 
 
@@ -37,7 +40,7 @@ def read(asked: LaunchRead) -> Ledger:
         Unsupported: the kernel has what this reader does not know.
     """
     count = int(np.prod(asked.grid))
-    total, read_parts = Ledger(), 0
+    total, read_parts, written_out = Ledger(), 0, 0
     left = [np.arange(at, min(at + TOGETHER, count)) for at in range(0, count, TOGETHER)]
     while left:
         programs = left.pop()
@@ -47,7 +50,8 @@ def read(asked: LaunchRead) -> Ledger:
         except Apart as split:
             read_parts += 1
             fine = [programs[part] for part in split.parts if len(part)]
-            if len(fine) > 1 and len(fine) + len(left) <= PARTS:
+            written_out += len(fine) * split.pieces
+            if len(fine) > 1 and len(fine) + len(left) <= PARTS and written_out <= WRITTEN_OUT:
                 left += fine
                 continue
             reading = Reading(asked, programs, STRUCTURES, rough=True)

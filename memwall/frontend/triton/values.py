@@ -28,11 +28,12 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Apart(Exception):
-    """A value is too large for so many programs at once: ``parts`` are indices of programs to look at apart."""
+    """A value is too large for so many programs at once: ``parts`` are indices of programs to look at apart. They are
+    ``pieces`` where all of the value has to be written out in each; else programs of a part are alike."""
 
-    def __init__(self, parts: Sequence[Array]) -> None:
+    def __init__(self, parts: Sequence[Array], *, pieces: bool = False) -> None:
         super().__init__("programs are looked at apart")
-        self.parts = parts
+        self.parts, self.pieces = parts, pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,8 @@ def whole(terms: Sequence[Array]) -> Array:
     if size > LIMIT:
         programs = max(term.shape[0] for term in terms)
         few = LIMIT // (size // programs)
-        raise Apart([np.arange(at, min(at + few, programs)) for at in range(0, programs, few)] if few else [])
+        starts = range(0, programs, few) if few else range(0)
+        raise Apart([np.arange(at, min(at + few, programs)) for at in starts], pieces=True)
     total = terms[0]
     for term in terms[1:]:
         total = total + term
