@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from memwall.ops import loops
@@ -50,6 +51,16 @@ def local_response(call: Call) -> Cost:
     add, a power and a division."""
     data = call.inputs[0]
     return streamed(call.cost(vector_flops(data, (call.attributes["size"] + 5) * data.numel)), data.numel)
+
+
+@formula("other", "onnx::DFT onnx::STFT", loop=loops.opaque)
+def fourier(call: Call) -> Cost:
+    """``5 n log2 n`` for each of ``count`` transforms of ``n`` points, half where the signal is real (FFTW's
+    convention); a product for each number that a ``window`` weighs."""
+    data, n, count = call.inputs[0], call.attributes["points"], call.attributes["count"]
+    parts = data.shape[-1]
+    flops = count * n * (2.5 * parts * math.log2(max(n, 1)) + parts * call.attributes["window"])
+    return streamed(call.cost(vector_flops(data, round(flops))), data.numel)
 
 
 @formula("contraction", "microsoft::MatMulNBits")

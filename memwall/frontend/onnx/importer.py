@@ -181,6 +181,8 @@ class Importer:
         found: list[tuple[tuple[int, ...], str] | None] = []
         for name in proto.output:
             shape = _shape_of(types.get(name)) or _shape_of(hints.get(name))
+            if name and shape is None and (kind := _no_tensor(types.get(name))):
+                raise node.wrong(f"its output {name!r} is {kind} of tensors, which is not modeled")
             if name and shape is None:
                 raise node.wrong(
                     f"the shape of its output {name!r} depends on data, or is one that ONNX does not infer"
@@ -293,6 +295,12 @@ def _shape_of(kind: Any) -> tuple[tuple[int, ...], str] | None:
     if any(axis.WhichOneof("value") != "dim_value" for axis in axes):
         return None
     return tuple(axis.dim_value for axis in axes), DTYPES[kind.tensor_type.elem_type]
+
+
+def _no_tensor(kind: Any) -> str:
+    """What a type is that holds tensors; empty of a tensor's own."""
+    said = "" if kind is None else kind.WhichOneof("value") or ""
+    return {"sequence_type": "a sequence", "optional_type": "an optional", "map_type": "a map"}.get(said, "")
 
 
 def module_of(proto: Any) -> str:

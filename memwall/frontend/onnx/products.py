@@ -197,6 +197,20 @@ def deformable(node: Node) -> list[OnnxTensor]:
     return first(node, node.run("torchvision.deform_conv2d", values, names, said))
 
 
+def transformed(node: Node) -> list[OnnxTensor]:
+    """DFT along an axis, an attribute before opset 20 and an input since, and STFT of frames, which a window weighs."""
+    data = node.need(0).shape
+    if node.op == "onnx.STFT":
+        (points,) = node.numbers(3, node.need(2).shape if node.has(2) else None)
+        said, given = {"count": prod(node.shape[:2]), "window": node.has(2)}, [0, *[2] * node.has(2)]
+    else:
+        (axis,) = node.numbers(2, [node.attributes.get("axis", -2)])
+        (points,) = node.numbers(1, [data[axis]])
+        said, given = {"count": prod(data[:-1]) // max(data[axis], 1), "window": False}, [0]
+    said["points"] = points
+    return first(node, node.run(node.op, [node.id(i) for i in given], [f"input{i}" for i in given], said))
+
+
 def pooled(op: str) -> Row:
     """A window's largest or mean element; of one axis by the kernel of two."""
 
@@ -301,6 +315,8 @@ PRODUCTS: Mapping[str, Row] = {
     "DequantizeLinear": dequantized,
     "QuantizeLinear": call("quantize_per_tensor", "self scale zero_point"),
     "DynamicQuantizeLinear": call("quantize_per_tensor_dynamic"),
+    "DFT": transformed,
+    "STFT": transformed,
     "Det": call("_linalg_det", "A"),
     "DeformConv": deformable,
     "RoiAlign": call("torchvision.roi_align", "input rois batch"),

@@ -196,6 +196,25 @@ def test_a_deformable_convolution_is_the_product_of_its_columns(tmp_path):
     assert sum(n for pipe, n in cost.flops.items() if pipe.engine == "tensor") == 2 * 16 * 8 * 9 * 2 * 10 * 10
 
 
+@pytest.mark.parametrize(("parts", "each"), [(1, 2.5), (2, 5)])
+def test_a_fourier_transform_is_5_n_log_n_and_half_of_a_real_signal(tmp_path, parts, each):
+    found = made(tmp_path, [node("y = DFT(x)")], [given("x", 4, 64, parts)])
+    assert flops(found) == 4 * each * 64 * 6
+
+
+def test_a_transform_of_frames_weighs_each_by_its_window(tmp_path):
+    """13 frames of 64 points, 16 apart, of 256: 2.5 n log2 n, and n products."""
+    found = made(tmp_path, [node("y = STFT(x, s, w)")], [given("x", 1, 256, 1)],
+                 [numbers("s", 16), weight("w", [64])])  # fmt: skip
+    assert flops(found) == 13 * (2.5 * 64 * 6 + 64)
+
+
+@pytest.mark.parametrize(("op", "what"), [("SequenceConstruct", "a sequence"), ("Optional", "an optional")])
+def test_what_holds_tensors_is_named(tmp_path, op, what):
+    with pytest.raises(UsageError, match=rf"its output 'y' is {what} of tensors, which is not modeled$"):
+        made(tmp_path, [node(f"y = {op}(x)")], [given("x", 8)])
+
+
 def test_an_einsum_that_is_no_product_is_kept(tmp_path):
     found = made(tmp_path, [node("y = Einsum(a)", equation="ii->i")], [given("a", 8, 8)])
     assert names(found) == ["onnx.Einsum"] and found.costs[0][0].bytes == 2 * (64 + 8)
