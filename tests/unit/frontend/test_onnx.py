@@ -567,7 +567,7 @@ def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
 
 def test_sizes_of_a_file_are_refused_elsewhere(tmp_path):
     (tmp_path / "model.py").write_text("", encoding="utf-8")
-    with pytest.raises(UsageError, match="--dim gives the symbolic sizes of an ONNX file"):
+    with pytest.raises(UsageError, match="--dim gives the sizes of an ONNX file"):
         memwall.profile(str(tmp_path / "model.py"), dims={"batch": 2}, gpu="h100-sxm")
 
 
