@@ -46,9 +46,21 @@ def verdict(profile: Profile, schedule: Schedule) -> Verdict:
         return Verdict("", (), "Nothing runs on the device, so there is no wall.")
     found = levers(profile, schedule)
     binding = bound_by(found, wall_shares(schedule), schedule.totals.time_s)
-    said = _misfit(profile, schedule), _hosted(binding, found, schedule), named(found, schedule.totals.time_s)
+    said = (
+        _unjitted(profile, schedule),
+        _misfit(profile, schedule),
+        _hosted(binding, found, schedule),
+        named(found, schedule.totals.time_s),
+    )
     text = " ".join(filter(None, (*said, _walled(profile, schedule, binding, found))))
     return Verdict(binding.wall if binding else "", found, text)
+
+
+def _unjitted(profile: Profile, schedule: Schedule) -> str:
+    """What run of a JAX program the policy eager is."""
+    if schedule.policy != "eager" or "jax" not in profile.environment:
+        return ""
+    return "This is the program under jax.disable_jit(), each primitive a kernel; --policy xla is what jax.jit runs."
 
 
 def _hosted(binding: Lever | None, found: Sequence[Lever], schedule: Schedule) -> str:

@@ -7,6 +7,7 @@ from textwrap import dedent
 import pytest
 
 import memwall
+from memwall.analysis.verdict import verdict
 from memwall.core.errors import UsageError
 from memwall.frontend.program import TraceOptions
 
@@ -157,6 +158,12 @@ def test_phases_scopes_lines_and_what_is_computed_again():
     assert made.model_flops == 3 * 2 * 4 * 16 * 16
     assert made.flops_again == 2 * 4 * 16 * 16
     assert made.graph.one_program
+
+
+@pytest.mark.parametrize(("policy", "said"), [("eager", True), ("memwall", False)])
+def test_the_verdict_says_that_eager_is_without_jit(policy, said):
+    made = memwall.profile(jnp.exp, (shape(64, 64),), policy=policy)
+    assert ("--policy xla is what jax.jit runs" in verdict(made, made.simulations[0]).text) == said
 
 
 def test_new_weights_and_states_take_the_memory_of_the_old():
