@@ -7,14 +7,16 @@ It stands in the XSpace (``/host:metadata``, one ``HloProto`` for each program, 
 from __future__ import annotations
 
 import re
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from memwall.core.errors import UsageError, install
 from memwall.core.files import read_text
+from memwall.core.process import Child, Lost, environment
 from memwall.frontend.hlo import HloComputation, HloInstruction, HloModule, parse
 from memwall.traces.xla.space import XPlane
 from memwall.traces.xla.wire import Piece, fields
@@ -23,6 +25,8 @@ from memwall.traces.xla.wire import Piece, fields
 _DUMPED = "*after_optimizations.txt"
 #: bytes of one at most
 _MAX_BYTES = 1 << 30
+#: seconds to print a program at most, and characters of what is said of a damaged one
+LIMIT_S, _SHOWN = 60.0, 300
 _NUMBERED = re.compile(r"(.*?)\((\d+)\)$")
 _FILE_NUMBER = re.compile(r"module_(\d+)\.")
 _HEAD = re.compile(r"\s*HloModule ([\w.\-]+)")
@@ -81,36 +85,51 @@ def numbered(name: str) -> tuple[str, int]:
 
 def programs_of(planes: Sequence[XPlane]) -> Iterator[TracedProgram]:
     """The programs that an XSpace holds."""
+    printer = _Printer()
     for plane in planes:
         if plane.name != "/host:metadata":
             continue
         for kind in plane.kinds():
             proto = kind.stats.get("Hlo Proto")
             if proto is not None:
-                yield TracedProgram(*numbered(kind.name), _Printed(proto))
+                yield TracedProgram(*numbered(kind.name), partial(printer.text, proto))
 
 
-@dataclass(frozen=True)
-class _Printed:
-    """The text of an ``HloProto``. Calling it raises ``UsageError``: JAX, which prints it, is not there."""
+class _Printer:
+    """Prints programs in a process of its own, which starts with the first of them: on a damaged one the library may
+    end its process, or not end at all."""
 
-    proto: Piece
+    def __init__(self) -> None:
+        self._child: Child | None = None
 
-    def __call__(self) -> str:
-        from memwall.frontend.targets.loading import without_devices
-
-        with without_devices():
-            try:
-                from jaxlib.xla_client import XlaComputation
-            except ImportError:
-                raise UsageError(f"its HLO in the profile is read by JAX: {install('jax')}") from None
+    def text(self, proto: Piece) -> str:
+        """The text of an ``HloProto``. Raises ``UsageError``: it cannot be read, or JAX, which prints it, is not
+        there."""
+        if self._child is None:
+            quiet = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+            self._child = Child("memwall.traces.xla.programs:printed", environment() | quiet)
+            weakref.finalize(self, self._child.stop)
         try:
-            module = next(
-                (value for place, value in fields(self.proto) if place == 1 and not isinstance(value, int)), b""
-            )
-            return XlaComputation(bytes(module)).get_hlo_module().to_string()
-        except (RuntimeError, ValueError) as error:
-            raise UsageError(f"its HLO in the profile cannot be read: {' '.join(str(error).split())}") from None
+            module = next((value for place, value in fields(proto) if place == 1 and not isinstance(value, int)), b"")
+            return str(self._child.ask(LIMIT_S, bytes(module)))
+        except Lost as lost:
+            self._child.stop()
+            self._child = None
+            raise UsageError(f"its HLO in the profile cannot be read: {lost}") from None
+        except ValueError as error:
+            raise UsageError(f"its HLO in the profile cannot be read: {error}") from None
+
+
+def printed(module: bytes) -> str:
+    """The text of an ``HloModuleProto``; runs in the child. Raises ``UsageError``: JAX is not there, or refuses it."""
+    try:
+        from jaxlib.xla_client import XlaComputation
+    except ImportError:
+        raise UsageError(f"its HLO in the profile is read by JAX: {install('jax')}") from None
+    try:
+        return str(XlaComputation(module).get_hlo_module().to_string())
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(f"its HLO in the profile cannot be read: {' '.join(str(error).split())[:_SHOWN]}") from None
 
 
 def dumped(path: Path) -> list[TracedProgram]:

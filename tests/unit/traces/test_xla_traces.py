@@ -16,6 +16,8 @@ from memwall.traces.attained import TraceRow
 from memwall.traces.command import analyse_file, is_trace
 from memwall.traces.comparison import compare_traces
 from memwall.traces.reading import read_trace
+from memwall.traces.xla import programs
+from memwall.traces.xla.space import read_space
 from tests.unit.places import ROOT
 from tests.unit.traces.xspace import Event, Plane, Stat, piece, write_json, write_space
 
@@ -90,6 +92,19 @@ def test_programs_of_the_xspace_are_those_of_a_dump(tmp_path: Path) -> None:
     held = Plane("/host:metadata", unused=[Event("jit__lambda(8)", 0, 0, kind={"Hlo Proto": proto})])
     path = write_space(tmp_path / "run.xplane.pb", *gpu(*STEP), held)
     assert [row.flops for row in rows(path)] == [row.flops for row in rows(path, hlo=MLP)]
+
+
+@pytest.mark.parametrize(("limit_s", "why"), [(60.0, "cannot be read"), (0.0, "took longer than its limit")])
+def test_a_damaged_program_of_an_xspace_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_s: float, why: str
+) -> None:
+    pytest.importorskip("jaxlib", reason="jax is not installed")
+    monkeypatch.setattr(programs, "LIMIT_S", limit_s)
+    space = Plane("/host:metadata", unused=[Event("jit_f(8)", 0, 0, kind={"Hlo Proto": piece(1, b"\xff" * 40)})])
+    path = write_space(tmp_path / "run.xplane.pb", *gpu(*STEP), space)
+    (damaged,) = programs.programs_of(read_space(path))
+    with pytest.raises(UsageError, match=rf"^its HLO in the profile [^\n]*{why}[^\n]*$"):
+        damaged.text()
 
 
 def test_a_json_takes_gpu_and_programs_from_beside_it(tmp_path: Path) -> None:
