@@ -563,3 +563,16 @@ def channel_moments(x_ptr, mean_ptr, var_ptr, B, C, S, BLOCK: tl.constexpr):
     mean = tl.sum(total) / (B * S)
     tl.store(mean_ptr + channel, mean)
     tl.store(var_ptr + channel, tl.sum(squares) / (B * S) - mean * mean)
+
+
+@triton.jit
+def ragged_sums(x_ptr, ends_ptr, out_ptr, D: tl.constexpr, BLOCK: tl.constexpr):
+    sequence = tl.program_id(0)
+    start, end = tl.load(ends_ptr + sequence), tl.load(ends_ptr + sequence + 1)
+    deep = tl.arange(0, D)
+    acc = tl.zeros((D,), dtype=tl.float32)
+    for at in range(start, end, BLOCK):
+        rows = at + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + rows[:, None] * D + deep[None, :], mask=rows[:, None] < end, other=0.0)
+        acc += tl.sum(x, axis=0)
+    tl.store(out_ptr + sequence * D + deep, acc)

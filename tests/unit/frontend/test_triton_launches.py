@@ -186,6 +186,19 @@ def test_arguments_of_one_storage_are_read_once():
     assert launched(launch).costs[0][-1].read_bytes == 6_000  # elements 0 to 1500
 
 
+def test_loops_whose_end_data_decides_run_as_often_as_is_assumed():
+    def launch():
+        x, ends = torch.empty(65536, 128, device="meta"), torch.empty(65, dtype=torch.int32, device="meta")
+        kernels.ragged_sums[(64,)](x, ends, torch.empty(64, 128, device="meta"), D=128, BLOCK=64)
+
+    from memwall.frontend.targets.launching import Launching
+
+    cost = memwall.profile(Launching(launch), (), assume="trips=8").costs[0][-1]
+    # 64 sequences x 8 blocks of 64 rows of 128: a sum each; the sums of 128 added up 8 times; and 65 ends of 4 bytes
+    assert cost.total_flops == 64 * 8 * (64 * 128 + 128)
+    assert cost.read_bytes == 64 * 8 * 64 * 128 * 4 + 65 * 4
+
+
 # -- as a target, and what is refused ----------------------------------------------------------------------------------
 
 FILE = """\

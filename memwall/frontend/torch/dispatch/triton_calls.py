@@ -30,15 +30,12 @@ from memwall.wings import part
 
 
 @contextlib.contextmanager
-def triton_calls(
-    recorder: Recorder, note: Callable[[str], Any], gpu: Gpu | None = None, trips: int = 1
-) -> Iterator[None]:
+def triton_calls(recorder: Recorder, note: Callable[[str], Any], gpu: Gpu | None = None) -> Iterator[None]:
     """While open, launching a Triton kernel records it. Does nothing where the model did not import triton.
 
     Args:
         note: called with what was assumed of a kernel.
         gpu: for which Triton writes the IR; None: the default one.
-        trips: iterations of a loop whose number depends on data.
     """
     if "triton" not in sys.modules:
         yield
@@ -46,7 +43,7 @@ def triton_calls(
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
-    launches = _Launches(recorder, note, gpu or load_gpu(DEFAULT_GPU), trips)
+    launches = _Launches(recorder, note, gpu or load_gpu(DEFAULT_GPU))
     plain = compat.set_wrap_triton_enabled(False)  # wrap_triton(kernel) launches the kernel, as outside a compiler
     run, tune = (lambda it, *args, **kwargs: launches.run(it, args, kwargs)), launches.tune
     with (
@@ -65,7 +62,6 @@ class _Launches:
     recorder: Recorder
     note: Callable[[str], Any]
     gpu: Gpu
-    trips: int
     known: dict[Any, KernelWork | None] = field(default_factory=dict)
 
     def tune(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -125,10 +121,13 @@ class _Launches:
             where = self.recorder.lines.here()
             raise UsageError(f"{error} (launched at {where})" if where else str(error)) from error
         rooms = rooms_of(tensors)
-        key = launch, tuple(rooms.items())
+        known = self.recorder.known
+        assumptions = known.assumptions if known is not None else None
+        trips = assumptions.unasked("trips")[0] if assumptions is not None else 1
+        key = launch, tuple(rooms.items()), trips
         if key not in self.known:
             try:
-                self.known[key] = made = work_of_launch(launch, rooms, self.trips)
+                self.known[key] = made = work_of_launch(launch, rooms, trips)
                 remember(launch.name, made)
             except Unsupported as error:
                 self.known[key] = None

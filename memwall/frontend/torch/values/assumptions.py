@@ -89,6 +89,9 @@ KINDS: Mapping[str, AssumptionKind] = {
     "condition": AssumptionKind(
         _one_of(true=True, false=False), "true or false", "true", "what a branch on activations finds"
     ),
+    "trips": AssumptionKind(
+        _count, "a whole number of at least 0", "1", "how often a loop of a Triton kernel runs whose end data decides"
+    ),
 }
 
 
