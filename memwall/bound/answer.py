@@ -13,6 +13,7 @@ from memwall.core.errors import UsageError
 from memwall.core.files import read_json
 from memwall.core.structure import BadRecord, check_schema, read, write
 from memwall.core.version import __version__
+from memwall.core.views import view
 
 _FAMILY, _VERSION = "memwall.bound", 1
 SCHEMA = f"{_FAMILY}/{_VERSION}"
@@ -136,6 +137,11 @@ class KernelBounds:
     def to_json(self) -> str:
         """The record as text."""
         return json.dumps(self.to_dict(), indent=1) + "\n"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of the answers."""
+        text: str = view("bound.page.bounds_fragment", self)
+        return text
 
 
 def sol_score(time_s: float, baseline_s: float, bound_s: float) -> float:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from memwall.bound.answer import BoundRun, JudgedTime
+from memwall.bound.stored import SPLIT
 from memwall.core.graph import Pipe
 from memwall.core.units import duration, percent, size
 from memwall.hardware.lookup import Gpu
@@ -94,10 +95,12 @@ def _impossible(time_s: float, least_s: float, cost: Cost, gpu: Gpu) -> str:
     causes = list(_causes(time_s, cost, gpu))
     told = f"No run is faster than {duration(least_s)}. "
     if causes:
-        return told + f"It is possible if {' or if '.join(causes)}; else the timer did not wait for the GPU."
-    return told + (
-        "Neither L2, sparsity nor another dtype explains it: the timer did not wait for the GPU, or the kernel does not"
-        " do all of the work."
+        told += f"It is possible if {' or if '.join(causes)}; else the"
+    else:
+        told += "Neither L2, sparsity nor another dtype explains it: the"
+    return (
+        told
+        + " timer did not wait for the GPU, or the kernel does less than is written (zeros that it knows, algebra)."
     )
 
 
@@ -121,6 +124,9 @@ def _causes(time_s: float, cost: Cost, gpu: Gpu) -> Iterator[str]:
     for pipe in cost.flops:
         rates = {name: gpu.peak_flop_per_s.get(Pipe("tensor", name), 0.0) for name in _LOWER.get(pipe.dtype, ())}
         lower = [name for name, rate in rates.items() if rate and cost.total_flops / rate <= time_s < compute_s]
+        parts_s = SPLIT * cost.total_flops / rates["tf32"] if rates.get("tf32") else math.inf
+        if parts_s <= time_s < compute_s:
+            yield f"each product of float32 was the sum of {SPLIT} of tf32, which is as accurate"
         if lower:
             yield f"the products ran in {lower[0]}, not in {pipe.dtype}"
             break

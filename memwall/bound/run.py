@@ -12,9 +12,10 @@ from memwall.analysis.levers import NOTABLE, levers
 from memwall.analysis.whole_profile import limited_by
 from memwall.bound.answer import BoundRun, BoundWall, KernelBound, KernelBounds, OtherBound
 from memwall.bound.judging import judged
+from memwall.bound.needed import of_needed
 from memwall.bound.own_kernels import own_kernels
 from memwall.bound.question import BASELINES, BoundOptions, BoundStep, at_clock, seconds_of
-from memwall.bound.stored import in_stored_dtypes
+from memwall.bound.stored import SPLIT, in_parts, in_stored_dtypes
 from memwall.core.errors import MissingError, UsageError
 from memwall.core.question import completed, part_of, signature_of
 from memwall.core.units import duration, percent
@@ -138,11 +139,11 @@ class _Asked(NamedTuple):
         if self.kernel is not None:
             return self._of_kernel(gpu, self.kernel)
         variants = [*_variants(self.made, gpu)]
-        written, cost = _least_costs(gpu, variants)
+        written, cost, parts = _least_costs(gpu, variants)
         found, notes = self._runs(gpu, variants)
         best = min(found, key=lambda run: run.run.time_s)
         answered = replace(
-            _answered(gpu, cost, [each.run for each in found]), others=tuple(_others(cost, written, gpu))
+            _answered(gpu, cost, [each.run for each in found]), others=tuple(_others(cost, written, parts, gpu))
         )
         return self._judged(answered, cost, gpu, best, (*self.made.notes, *notes))
 
@@ -254,10 +255,10 @@ def _walls(cost: Cost, gpu: Gpu) -> tuple[BoundWall, ...]:
     walls = []
     for engine, seconds in engine_s(cost, gpu).items():
         pipes = [pipe for pipe in cost.flops if gpu.ceiling_pipe(pipe).engine == engine]
-        count = sum(cost.flops[pipe] for pipe in pipes)
+        rate = sum(cost.flops[pipe] for pipe in pipes) / sum(cost.flops[pipe] / gpu.peak(pipe) for pipe in pipes)
         name = {"tensor": "tensor cores", "vector": "vector units"}[engine]
         dtypes = ", ".join(dict.fromkeys(pipe.dtype for pipe in pipes))
-        walls.append(BoundWall(f"{name}, {dtypes}", "FLOP", count, count / seconds if seconds else 0.0, seconds))
+        walls.append(BoundWall(f"{name}, {dtypes}", "FLOP", rate * seconds, rate, seconds))
     fits = cost.least_bytes <= gpu.l2_bytes
     rate = gpu.l2_bytes_per_s if fits else gpu.dram_bytes_per_s
     walls.append(BoundWall("L2" if fits else "DRAM", "B", cost.least_bytes, rate, cost.least_bytes / rate))
@@ -267,24 +268,28 @@ def _walls(cost: Cost, gpu: Gpu) -> tuple[BoundWall, ...]:
     return tuple(wall for wall in walls if wall.amount)
 
 
-def _least_costs(gpu: Gpu, variants: Sequence[tuple[str, Profile]]) -> tuple[Cost, Cost]:
-    """What a single kernel that does a step costs, as the step is written and with products in the dtype that operands
-    are stored in; of the kernels of attention, the one with fewest FLOPs."""
+def _least_costs(gpu: Gpu, variants: Sequence[tuple[str, Profile]]) -> tuple[Cost, Cost, Cost]:
+    """What a single kernel that does a step costs: as the step is written, with products in the dtype that operands are
+    stored in, and with products of float32 in parts; of the kernels of attention, the one with fewest FLOPs."""
     found = []
     for _, made in variants:
-        graph, costs = made.graphs[made.graph_for(gpu)], made.costs[made.graph_for(gpu)]
+        graph = made.graphs[made.graph_for(gpu)]
+        costs = of_needed(graph, made.costs[made.graph_for(gpu)])
         narrow = in_stored_dtypes(graph, costs, gpu)
-        found.append((one_kernel(graph, costs), one_kernel(graph, narrow)))
-    return min(found, key=lambda pair: (pair[0].total_flops, pair[0].bytes))
+        found.append(tuple(one_kernel(graph, each) for each in (costs, narrow, in_parts(graph, narrow, gpu))))
+    written, cost, parts = min(found, key=lambda costs: (costs[0].total_flops, costs[0].bytes))
+    return written, cost, parts
 
 
-def _others(cost: Cost, written: Cost, gpu: Gpu) -> Iterator[OtherBound]:
-    """The bound as others may count it: with products in the dtype that is written, and with every byte from DRAM where
-    L2 holds all."""
+def _others(cost: Cost, written: Cost, parts: Cost, gpu: Gpu) -> Iterator[OtherBound]:
+    """The bound as others may count it: with products in the dtype that is written, or of float32 in parts, and with
+    every byte from DRAM where L2 holds all."""
     least_s, written_s = bound_s(cost, gpu), bound_s(written, gpu)
     if written_s > least_s:
         pipe = max(written.flops, key=lambda pipe: written.flops[pipe])
         yield OtherBound(f"products in {pipe.dtype}, to which stored operands are cast", written_s)
+    if (parts_s := bound_s(parts, gpu)) < least_s:
+        yield OtherBound(f"each product of float32 as the sum of {SPLIT} of tf32, which is as accurate", parts_s)
     memory_s = cost.least_bytes / gpu.fastest().dram_bytes_per_s
     if memory_s > least_s:
         yield OtherBound("every byte from DRAM", memory_s)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memwall.core.flow import Flow
-from memwall.core.graph import Graph, TensorSpec
+from memwall.core.graph import Graph, Pipe, TensorSpec
 from memwall.fusion.rules import MATRIX_CLASSES
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
@@ -31,6 +31,22 @@ def in_stored_dtypes(graph: Graph, costs: Sequence[Cost], gpu: Gpu) -> list[Cost
         (written,) = cost.flops
         if gpu.peak_flop_per_s.get(pipe, 0.0) > gpu.peak(written):
             found[op.id] = replace(cost, flops={pipe: cost.total_flops})
+    return found
+
+
+#: products of TF32 of which one of float32 is the sum (CUTLASS, example 27: as accurate)
+SPLIT = 3
+
+
+def in_parts(graph: Graph, costs: Sequence[Cost], gpu: Gpu) -> list[Cost]:
+    """The costs with each product of float32 on vector units as several of TF32, where a GPU is faster so."""
+    whole, part, found = product_pipe("float32", {}), Pipe("tensor", "tf32"), list(costs)
+    if gpu.peak_flop_per_s.get(part, 0.0) <= SPLIT * gpu.peak(whole):
+        return found
+    for op in graph.ops:
+        cost = found[op.id]
+        if op.op_class in MATRIX_CLASSES and cost.flops.keys() == {whole}:
+            found[op.id] = replace(cost, flops={part: SPLIT * cost.total_flops})
     return found
 
 

@@ -89,7 +89,7 @@ class Cost:
 
     @property
     def least_flops(self) -> int | None:
-        """FLOPs of the fastest algorithm known, where it needs fewer (Winograd); bounds what runs on vector engines."""
+        """FLOPs of the fastest algorithm known, where it needs fewer (Winograd, Fourier transforms)."""
         spared = sum([launch.spared_flops for launch in self.launches])
         return self.total_flops - spared if spared else None
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 from memwall.core.graph import Pipe
@@ -99,6 +100,19 @@ class VectorGemm(Gemm):
         return self.variant
 
 
+@cache
+def _fourier_flops(kernel: tuple[int, ...], channels_in: int, channels_out: int) -> float:
+    """FLOPs of a place of the result by overlap-save, in tiles of the best size: real transforms of 2.5 n log2(n), and
+    for each pair of channels n/2 complex products and sums of 8 (Mathieu, Henaff, LeCun 2014). The transforms of the
+    weights, which all images share, are left out."""
+    axes, smallest, found = len(kernel), max(kernel, default=1).bit_length(), []
+    for bits in range(smallest, smallest + 8):
+        transforms = 2.5 * bits * axes * (channels_in + channels_out)
+        of_tile = 2 ** (bits * axes) * (4 * channels_in * channels_out + transforms)
+        found.append(of_tile / math.prod(2**bits - size + 1 for size in kernel))
+    return min(found)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution(Launch):
     """One pass of a convolution; which of its three tensors is made of the other two is its ``role``. The geometry is
@@ -144,12 +158,13 @@ class Convolution(Launch):
     @property
     def spared_flops(self) -> int:
         """Three quarters for unit-stride windows of 3 and more: Winograd F(4x4, 3x3) needs a quarter (36 multiplies for
-        16 outputs of 9; Lavin and Gray 2015). For larger windows measured rows alone support a quarter."""
-        plain = len(self.kernel) < 2 or min(self.kernel) < 3 or any(step != 1 for step in self.stride)
-        if plain or self.groups != 1:
-            return 0
+        16 outputs of 9; Lavin and Gray 2015). For larger windows measured rows alone support a quarter of the
+        direct FLOPs, and Fourier transforms may need fewer still."""
         (flops,) = self.pipe_flops.values()
-        return flops - flops // 4
+        plain = len(self.kernel) < 2 or min(self.kernel) < 3 or any(step != 1 for step in self.stride)
+        least = flops if plain or self.groups != 1 else flops // 4
+        places = self.images * self.groups * math.prod(self.places_out) * math.prod(self.stride)
+        return flops - min(least, int(places * _fourier_flops(self.kernel, self.channels_in, self.channels_out)))
 
     @property
     def depthwise(self) -> bool:

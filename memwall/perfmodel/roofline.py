@@ -143,7 +143,7 @@ def on_chip_s(cost: Cost, gpu: Gpu) -> float:
 
 def least_compute_s(cost: Cost, gpu: Gpu) -> float:
     """Seconds of the engine that is busy longest at its peaks: tensor cores and vector units run at the same time. With
-    the FLOPs of the fastest algorithm where a vector engine runs it."""
+    the FLOPs of the fastest algorithm: on tensor cores, of Fourier transforms alone."""
     return max(engine_s(cost, gpu).values(), default=0.0)
 
 
@@ -153,7 +153,8 @@ def engine_s(cost: Cost, gpu: Gpu) -> dict[str, float]:
     for pipe, count in cost.flops.items():
         engine = gpu.ceiling_pipe(pipe).engine
         found[engine] = found.get(engine, 0.0) + count / gpu.peak(pipe)
-    if cost.least_flops is not None and "tensor" not in found:
+    # Winograd's quarter has not been seen to pay on tensor cores; less than it is that of Fourier transforms
+    if cost.least_flops is not None and ("tensor" not in found or 4 * cost.least_flops < cost.total_flops):
         return {engine: seconds * cost.least_flops / cost.total_flops for engine, seconds in found.items()}
     return found
 

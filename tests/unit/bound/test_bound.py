@@ -144,3 +144,51 @@ def test_share_of_kernels_that_are_faster_than_their_baseline():
 def test_a_view_is_no_kernel():
     found = of("f32[8,4].t()")
     assert (found.bound_s, found.time_s, found.dram_bytes, found.levers) == (0.0, 0.0, 0, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "gpu", "products"),
+    [  # n/2 frequencies of 8 FLOPs for each pair of channels
+        ("conv2d(f32[8,64,128,128], f32[64,64,15,15], padding=7)", "p100", 4 * 64 * 64 * 8 * 128**2),
+        ("conv1d(f32[8,64,16384], f32[64,64,1025], padding=512)", "p100", 4 * 64 * 64 * 8 * 16384),
+    ],
+)
+def test_large_windows_may_be_done_by_fourier_transforms(text, gpu, products):
+    found = of(text, gpu)
+    assert products / 10.6e12 < found.walls[0].time_s < 4 * products / 10.6e12  # with overlap and transforms
+    assert found.walls[0].per_s == pytest.approx(10.6e12, rel=1e-3)
+
+
+def test_tensor_cores_take_fourier_transforms_too():
+    found = of("conv1d(f32[8,64,16384], f32[64,64,1025], padding=512)")
+    assert found.flops == 2 * 8 * 16384 * 64 * 64 * 1025
+    assert found.bound_by == "DRAM"
+
+
+def test_a_product_of_float32_may_be_a_sum_of_three():
+    found = of("mm(f32[4096,4096], f32[4096,4096])", "a100", measured="4ms")
+    assert found.bound_s == pytest.approx(2 * 4096**3 / 19.5e12, rel=1e-2)
+    assert found.others[0].bound_s == pytest.approx(3 * 2 * 4096**3 / 156e12, rel=1e-2)
+    assert "the sum of 3 of tf32" in found.measured.why
+    assert not of("mm(f32[4096,4096], f32[4096,4096])", "p100").others
+
+
+@pytest.mark.parametrize(
+    ("text", "flops"),
+    [
+        ("torch.diag(f32[64]) @ f32[64,32]", 2 * 64 * 32),  # one product for each result
+        ("x = f32[64,32]; torch.eye(64, device=x.device) @ x", 2 * 64 * 32),
+        ("tril(f32[64,64]) @ f32[64,32]", 2 * 32 * 64 * 65 // 2),  # 65 of 128 are not zero
+        ("triu(f32[64,64], 1) @ f32[64,32]", 2 * 32 * 64 * 63 // 2),
+        ("triu(f32[64,16] @ f32[16,64])", 2 * 16 * 64 * 65 // 2),
+        ("relu((f32[64,16] @ f32[16,64])[:4])", 2 * 16 * 64 * 4),
+        ("x = f32[64,16] @ f32[16,64]; x[:4] + x[4:8]", 2 * 16 * 64 * 8 + 4 * 64),
+        ("x = f32[64,16] @ f32[16,64]; x[:1] + x", 2 * 16 * 64 * 64 + 64 * 64),
+    ],
+)
+def test_products_with_known_zeros_and_for_nobody_are_left_out(text, flops):
+    assert of(text).flops == pytest.approx(flops, abs=1)
+
+
+def test_a_notebook_shows_the_answer():
+    assert "No kernel is faster than" in bound("relu(f32[8])", gpu="l4", policy="eager")._repr_html_()
