@@ -176,8 +176,7 @@ def _from_l2(schedule: Schedule) -> str:
     part = share(schedule.totals.resident_bytes, schedule.totals.dram_bytes)
     if part < _FROM_L2:
         return ""
-    cache = "VMEM" if schedule.gpu.tpu else "L2"
-    return f"; {percent(part)} of the step's bytes are read from {cache}, which more DRAM bandwidth does not speed up"
+    return f"; {percent(part)} of the step's bytes are read from L2, which more DRAM bandwidth does not speed up"
 
 
 def _bytes_of(roles: tuple[str, ...], profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> int:

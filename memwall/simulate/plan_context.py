@@ -11,7 +11,6 @@ from typing import Any
 
 from memwall.core.graph import Graph
 from memwall.fusion import Group, Plan
-from memwall.fusion.policies import COMPILING
 from memwall.hardware.host import Host, HostWork
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
@@ -52,10 +51,10 @@ class AlikeKernels:
         """FLOPs of its launches that are forward's, done again: no work of the model."""
         return sum(sum(launch.flops_again.values()) for launch in self.group.cost.launches)
 
-    def resident_bytes(self, gpu: Gpu, is_placed: bool = False) -> int:
-        """Bytes of its reads that are in L2 when it begins. ``is_placed``: a compiler has said what lies in a TPU's
-        VMEM, which is no cache: what is read from HBM is there."""
-        if gpu.tpu and is_placed:
+    def resident_bytes(self, gpu: Gpu) -> int:
+        """Bytes of its reads that are in L2 when it begins; none on a TPU, whose VMEM is no cache: a compiler places
+        values there within one program, and what it leaves in HBM is read from there."""
+        if gpu.tpu:
             return 0
         return sum([n for n, distance in self.reuse if distance <= gpu.l2_bytes])
 
@@ -126,11 +125,6 @@ class PlanContext:
             plan=plan,
             lanes=Lanes.of(graph, plan),
         )
-
-    @property
-    def is_placed(self) -> bool:
-        """Whether a compiler has placed the values in memories."""
-        return self.plan.policy in COMPILING
 
     def links(self, gpu: Gpu) -> Sequence[str]:
         """What each kind of kernels occupies: ``""`` the GPU itself, the outermost link that a message crosses, or of a

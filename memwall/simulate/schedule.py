@@ -288,7 +288,7 @@ def _predictions(graph: Graph, gpu: Gpu, context: PlanContext) -> list[Predictio
     memo: dict[tuple[Any, ...], Prediction] = {}
     found = []
     for kind in context.kinds:
-        resident, group = kind.resident_bytes(gpu, context.is_placed), kind.group
+        resident, group = kind.resident_bytes(gpu), kind.group
         layout = _layout(graph, group, gpu) if gpu.tpu else ()
         key = kind.cost, resident, *layout
         if key not in memo:
@@ -328,8 +328,7 @@ def _totals(
     if context.lanes.overlap:  # what runs at the same time: the longest
         each_s = [[k.bound_s * (way in of) for k, of in zip(known, ways, strict=True)] for way in {*chain(*ways)}]
         bound_s = max(total(seconds, context.order) for seconds in each_s)
-    placed = context.is_placed
-    resident = [min(kind.resident_bytes(gpu, placed), kind.group.cost.read_bytes) for kind in context.kinds]
+    resident = [min(kind.resident_bytes(gpu), kind.group.cost.read_bytes) for kind in context.kinds]
     matrix_s = [*map(_matrix_s, context.kinds, known, repeat(gpu))]
     model_s, all_s = (
         total(matrix_s, [n for n in context.matrix if not context.kinds[n].again]),

@@ -173,4 +173,4 @@ def test_what_a_compiler_has_left_in_hbm_no_tpu_holds_in_vmem(gpu, held):
     found = plan("mlp_h100-sxm", "h100-sxm")
     context = PlanContext.of(found.graph, found.plan)
     again = replace(context.kinds[0], reuse=((64, 64),))
-    assert again.resident_bytes(load_gpu(gpu), context.is_placed) == held
+    assert again.resident_bytes(load_gpu(gpu)) == held
