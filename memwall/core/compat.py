@@ -69,6 +69,7 @@ PLACES: Mapping[str, str] = _places({
     "torch._higher_order_ops.flex_attention": "math_attention",
     "torch._higher_order_ops.map": "map_impl",
     "torch._higher_order_ops.scan": "generic_scan scan_op",
+    "torch._higher_order_ops.triton_kernel_wrap": "triton_kernel_wrapper_mutation_dense",
     "torch._higher_order_ops.while_loop": "while_loop_op",
     "torch.nn.attention.flex_attention":
         "flex_validate_device=_validate_device flex_compile_debug=_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG",

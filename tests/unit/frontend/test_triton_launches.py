@@ -80,6 +80,18 @@ def test_a_kernel_of_autograd_is_recorded_in_both_passes():
     assert ours == ["forward", "backward"]
 
 
+@pytest.mark.slow
+def test_a_launch_that_dynamo_captures_is_in_its_graph():
+    from memwall.frontend.targets import Workload
+    from memwall.frontend.torch import TraceOptions, trace
+    from memwall.wings import part
+
+    workload, options = Workload(Added(), (torch.ones(100, 64),)), TraceOptions()
+    graph = trace(workload, options).graph
+    found = part("inductor.capture")(workload, options, graph)
+    assert list(found.regions) == [0, 0]  # the product and the kernel
+
+
 # -- how it is priced --------------------------------------------------------------------------------------------------
 
 

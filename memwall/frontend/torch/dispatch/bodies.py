@@ -1,7 +1,8 @@
 """Operators with a Python body that PyTorch understands: recorded as the calls that they make, not as one call.
 
-Those are ``torch.library.triton_op``, whose contract is that a compiler may look into it, and the ops that torch writes
-so itself (``torch.nn.attention.varlen``). Any other ``custom_op`` stays one call: its body may be anything.
+Those are ``torch.library.triton_op``, whose contract is that a compiler may look into it, the ops that torch writes so
+itself (``torch.nn.attention.varlen``), and the launch of a Triton kernel as TorchDynamo captures it. Any other
+``custom_op`` stays one call: its body may be anything.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import torch
 from memwall.core import compat
 from memwall.ops.registry import find_row
 
+#: the operator as which TorchDynamo captures the launch of a Triton kernel
+_CAPTURED = "triton_kernel_wrapper_mutation"
 #: namespaces of the ops that torch defines in Python for its users
 _OF_TORCH = ("torch_attn",)
 
@@ -23,6 +26,9 @@ def body_of(operator: Any) -> Callable[..., Any] | None:
     its own (``@register_cost``)."""
     if operator is compat.out_dtype:
         return _typed
+    if isinstance(operator, compat.HigherOrderOperator) and operator.name() == _CAPTURED:
+        launch: Callable[..., Any] = compat.triton_kernel_wrapper_mutation_dense
+        return launch
     if isinstance(operator, compat.HigherOrderOperator) or operator.namespace in ("aten", "prims"):
         return None
     name = compat.schema(operator).name
