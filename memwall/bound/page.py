@@ -81,14 +81,14 @@ def _blocks(answer: KernelBound) -> list[Block]:
 def _verdict(answer: KernelBound) -> str:
     """The bound and its wall; of a measured time, whether it is good."""
     wall = next((wall for wall in answer.walls if wall.name == answer.bound_by), None)
-    told = f"No kernel is faster than {duration(answer.bound_s)}"
-    if wall is not None:
-        rate = flop_rate(wall.per_s) if wall.unit == "FLOP" else bandwidth(wall.per_s)
-        told += f": {wall.name} at {rate}"
+    if wall is None:
+        return "No kernel is needed: the target computes nothing and moves no byte."
+    rate = flop_rate(wall.per_s) if wall.unit == "FLOP" else bandwidth(wall.per_s)
+    told = f"No kernel is faster than {duration(answer.bound_s)}: {wall.name} at {rate}"
     measured = answer.measured
     if measured is None:
         reached = percent(answer.bound_s / answer.time_s, 0) if answer.time_s else "100 %"
-        return f"{told}. The best known kernel should take {duration(answer.time_s)}, which is {reached} of the bound."
+        return f"{told}. The fastest run below should take {duration(answer.time_s)}, which reaches {reached} of that."
     if not measured.possible:
         return f"{duration(measured.time_s)} is not possible. {measured.why}"
     return (

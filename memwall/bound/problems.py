@@ -173,14 +173,14 @@ class ProblemsReport(Report):
         fast = ", ".join(f"fast_{p:g} {percent(fast_p(speedups, p), 0)}" for p in _THRESHOLDS)
         near = ", ".join(f"{percent(fast_p(shares, p), 0)} above {percent(p, 0)}" for p in _SHARES)
         return [
-            ("measured", f"{counted(len(rated), 'time')}; {impossible:,} more are below the bound"),
+            ("measured", f"{counted(len(rated), 'time')} at or above the bound, {impossible:,} below it"),
             ("of the bound", f"median {percent(median(shares), 0)}; {near}" if shares else ""),
             (f"against {self.baseline}", fast if speedups else ""),
             ("sol_score", f"median {median(scores):.2f}" if scores else ""),
         ]
 
     def _table(self) -> Table:
-        shown = [row for row in self.found if not row.error][:_MOST_ROWS]
+        answered = [row for row in self.found if not row.error]
         rows = [
             (
                 row.name,
@@ -192,14 +192,14 @@ class ProblemsReport(Report):
                 row.of_bound,
                 "" if row.sol_score is None else f"{row.sol_score:.2f}",
             )
-            for row in shown
+            for row in answered[:_MOST_ROWS]
         ]
         specs = (
             "problem: 0, GPU: 1, bound: 2 right, expected: 3 right, bound by: 4, measured: 5 right, of the bound: 6 %,"
             " sol_score: 7 right"
         )
-        left = len(self.found) - len(shown)
-        return col.listing("", rows, specs, f"{left:,} more rows are in the other kinds of files" if left else "")
+        left = len(answered) - len(rows)
+        return col.listing("", rows, specs, f"other kinds of files have {counted(left, 'more row')}" if left else "")
 
     def record(self) -> str:
         rows = [write(row) for row in self.found]

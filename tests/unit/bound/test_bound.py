@@ -144,6 +144,7 @@ def test_share_of_kernels_that_are_faster_than_their_baseline():
 def test_a_view_is_no_kernel():
     found = of("f32[8,4].t()")
     assert (found.bound_s, found.time_s, found.dram_bytes, found.levers) == (0.0, 0.0, 0, ())
+    assert "No kernel is needed" in bound("f32[8,4].t()", gpu="l4", policy="eager")._repr_html_()
 
 
 @pytest.mark.parametrize(

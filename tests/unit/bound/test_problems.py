@@ -46,7 +46,8 @@ def test_answers_and_scores(rows):
 def test_impossible_times_score_nothing(rows):
     made = ProblemsReport(solved(rows, "eager", lambda message: None), "eager")
     text = render(made, "text")
-    assert "1 time; 1 more are below the bound" in text
+    assert "1 time at or above the bound, 1 below it" in text
+    assert "other kinds of files" not in text
     assert "typo: torch has no op 'sofmax'" in text
     table = list(csv.DictReader(io.StringIO(render(made, "csv"))))
     assert [row["possible"] for row in table] == ["true", "false", "", "", ""]
