@@ -70,8 +70,9 @@ OPTION_GROUPS: Mapping[str, str] = {
     " concurrency rate context lengths prefix-hit trace global-batch image images video seconds no-grad assume real"
     " max-ops no-replay strict",
     "Hardware": "gpu gpus clock host cluster price device",
-    "How it runs": "policy cuda-graph attention what-if executor weights kv slo engine utilization draft draft-tokens"
-    " accept closed-form",
+    "How it runs": "policy cuda-graph attention what-if executor launch weights kv slo engine utilization"
+    " utilization-of max-batch token-budget max-context whole-prompts eager captured draft draft-tokens accept"
+    " closed-form",
     "Many GPUs": "parallel tp ep dp pp disaggregate world nodes rank scale state no-overlap among",
     "Output": "output record json explain by sort top depth figure style quiet no-progress",
 }
@@ -82,7 +83,7 @@ FIRST_OPTIONS: Mapping[str, str] = {
     "profile": "mode batch seq dtype gpu policy what-if parallel output json explain by",
     "compare": "mode batch seq dtype gpu price policy machines output json",
     "bound": "measured kernel csv clock dim input dtype gpu policy output json",
-    "serve": "prompt generate concurrency rate gpu weights tp slo price output json",
+    "serve": "prompt generate concurrency rate gpu launch weights tp slo price output json",
     "sweep": "vary where best pareto top price output",
     "search": "mode concurrency rate prompt generate gpu gpus slo price global-batch output",
     "fuse": "mode batch seq dtype gpu policy compile emit alternatives output",

@@ -84,6 +84,8 @@ TOOLS: Mapping[str, Tool] = {
         report="ServingReport",
         about="What a server of a language model does under load: time to first token, time per token, throughput, "
         "memory and cost for each GPU and load.",
+        but="launch",
+        needed="target",
     ),
     "gpus": Tool(
         command="gpus",

@@ -12,6 +12,7 @@ from memwall.hardware.lookup import Gpu
 from memwall.ops.quantised import pipe_of
 from memwall.serving.candidates import Best, ServerCandidate, ServerChoice
 from memwall.serving.engines import AskedEngine
+from memwall.serving.launch.reading import ServerLaunch
 from memwall.serving.model import Model
 from memwall.serving.simulation.engine import Steps
 from memwall.serving.simulation.steady import Steady
@@ -95,7 +96,8 @@ class Point:
 @dataclass(frozen=True, kw_only=True)
 class Serving:
     """All points of a question, in the order asked: GPU, GPUs that share the model, load. ``draft`` says what guesses
-    tokens, if anything does; ``choices`` are the cheapest that keep all ``objectives``, one for each load."""
+    tokens, if anything does; ``choices`` are the cheapest that keep all ``objectives``, one for each load; ``launch``
+    is the command line that was read; ``target`` and ``dtype`` are as they were asked."""
 
     model: Model
     points: tuple[Point, ...]
@@ -103,6 +105,9 @@ class Serving:
     choices: tuple[ServerChoice, ...] = ()
     draft: str = ""
     notes: tuple[str, ...] = field(default=())
+    launch: ServerLaunch | None = None
+    dtype: str | None = None
+    target: str = ""
 
     @property
     def best(self) -> Best | None:

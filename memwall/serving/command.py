@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -24,6 +25,25 @@ def _pair(context: click.Context, parameter: click.Parameter, text: str | None) 
     return int(first), int(second)
 
 
+#: where the words behind ``--`` are kept
+_LAUNCH = "memwall.launch"
+
+
+class ServeCommand(Command):
+    """A command line behind ``--`` is that of a server: several words, or a text that starts one; else it is TARGET."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        from memwall.serving.launch.command import starts_engine
+
+        if "--" in args:
+            at = args.index("--")
+            words = args[at + 1 :]
+            if len(words) > 1 or (words and starts_engine(words[0])):
+                ctx.meta[_LAUNCH] = words[0] if len(words) == 1 else words
+                args = args[:at]
+        return super().parse_args(ctx, args)
+
+
 def _refuse(why: str, *names: str) -> None:
     """Raises UsageError: one of these options is given, which then has no effect."""
     context = click.get_current_context()
@@ -32,8 +52,10 @@ def _refuse(why: str, *names: str) -> None:
             raise UsageError(f"--{name.replace('_', '-')} has no effect {why}")
 
 
-@click.command("serve", cls=Command)
-@click.argument("target", metavar="TARGET", shell_complete=options.completing("files"))
+@click.command("serve", cls=ServeCommand)
+@click.argument(
+    "target", metavar="[TARGET] [-- COMMAND...]", required=False, shell_complete=options.completing("files")
+)
 @click.option("--gpu", "gpus", cls=SeveralOption, metavar="NAME...", shell_complete=options.completing("gpus"),
               help="One GPU or several. [default: h100-sxm]")  # fmt: skip
 @options.question(ServeOptions, but=("disaggregate",))
@@ -46,10 +68,13 @@ def _refuse(why: str, *names: str) -> None:
 @click.option("--what-if", "what_ifs", multiple=True, metavar="SPEC",
               help="Every load again with 'dram_bytes_per_s*=2' (a number of the GPU), dispatch_s/=2 (of the engine's"
               " CPU) or 'link_bytes_per_s*=2'. May be repeated.")  # fmt: skip
+@click.option("--launch", metavar="FILE", shell_complete=options.completing("files"),
+              help="A script, Dockerfile or manifest with the COMMAND that starts the server.")  # fmt: skip
 @options.common("serving.page.ServingReport")
 def command(
     out: Out,
-    target: str,
+    target: str | None,
+    launch: str | None,
     gpus: tuple[str, ...],
     prices: dict[str, float],
     slo: tuple[str, ...],
@@ -59,6 +84,7 @@ def command(
     """Model a server of a language model: latency, throughput, memory and cost under load.
 
     TARGET is a model with a decode step: hf:FOLDER, a file with decode_inputs(), or a saved profile of such a step.
+    COMMAND is what starts a server: vllm serve, python -m sglang.launch_server or trtllm-serve with their flags.
     One step is traced; batching, chunked prompts and the cache follow vLLM, SGLang and TensorRT-LLM. No GPU is
     needed.
     """
@@ -74,5 +100,15 @@ def command(
     ways = [f"--{name}" for name in ("rate", "concurrency", "trace") if asked[name]]
     if len(ways) > 1:
         raise UsageError(f"{' and '.join(ways)} say how requests come: give one")
-    found = serve(target, **options.given(gpu=gpus, price=prices, slo=slo, **asked))
+    words = click.get_current_context().meta.get(_LAUNCH)
+    if words is not None and launch is not None:
+        raise UsageError("--launch and a command behind -- both start a server: give one")
+    if words is None and launch is None:
+        if target is None:
+            raise UsageError("name a TARGET, or the command of a server behind --")
+    else:
+        said = options.on_command_line()
+        asked = {name: value for name, value in asked.items() if name in said}
+    more = {"launch": Path(launch) if launch else words}
+    found = serve(target, **options.given(gpu=gpus, price=prices, slo=slo, **more, **asked))
     out.show(ServingReport(saved(found, what_ifs, levers=True)))

@@ -59,7 +59,8 @@ class Guess:
 @dataclass(frozen=True, kw_only=True)
 class AskedEngine:
     """An engine as it is asked for. ``layout`` has its GPUs, and what was asked of its cache (empty: as the model's
-    configuration says); ``weights`` and ``price`` are as of :func:`memwall.serve`; ``changes`` are what-ifs."""
+    configuration says); ``weights``, ``utilization_of``, ``max_context`` and ``price`` are as of :func:`memwall.serve`;
+    ``changes`` are what-ifs."""
 
     model: Model
     gpu: Gpu
@@ -73,11 +74,13 @@ class AskedEngine:
     disaggregate: tuple[int, int] | None
     usd_per_gpu_hour: float | None
     changes: tuple[GpuChange, ...] = ()
+    utilization_of: str = "all"
+    max_context: int | None = None
 
     def server(self) -> Server:
         """Raises UsageError: the layout does not fit the model, or a change is impossible."""
         layout = stored_in(self.layout, self.model)
-        steps = steps_in(self.model, self.gpu, layout, self.cluster, self.utilization, self.changes)
+        steps = self._steps(layout)
         # groups of GPUs with sequences of their own have a scheduler each
         policy = replace(
             self.policy,
@@ -100,6 +103,19 @@ class AskedEngine:
         )
         count = layout.gpus * (prompts + decodes)
         return Server(steps=steps, engines=apart, policy=policy, gpus=count, closed_form=self.closed_form)
+
+    def _steps(self, layout: Layout) -> GpuSteps:
+        """Within the scheduler's numbers, the memory and the tokens of a sequence that were asked for."""
+        steps = steps_in(self.model, self.gpu, layout, self.cluster, self.utilization, self.changes)
+        limits = [tokens for tokens in (self.max_context, self.model.max_context) if tokens is not None]
+        return replace(
+            steps,
+            max_context=min(limits, default=None),
+            captured=max(self.policy.captured, default=0),
+            most_tokens=self.policy.token_budget,
+            most_sequences=self.policy.max_batch,
+            utilization_of=self.utilization_of,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

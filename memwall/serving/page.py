@@ -19,7 +19,7 @@ from memwall.report.kinds import Report
 from memwall.serving.engine_figure import KERNELS, memory_chart, phases_charts
 from memwall.serving.figure import serving_chart
 from memwall.serving.levers import ServedOutcome, ServedVerdict
-from memwall.serving.saved import SavedEngine, SavedServing
+from memwall.serving.saved import SavedEngine, SavedLaunch, SavedServing
 
 #: what a picture shows -> it
 PICTURES: Mapping[str, Callable[[SavedServing], Chart]] = {
@@ -65,11 +65,15 @@ class ServingReport(Report):
         if kind == "html" and ran:
             blocks += [Picture(draw(found), label) for label, draw in PICTURES.items()]
         sections = [Section("", tuple(blocks))]
+        if found.launch is not None:
+            sections.append(Section("What the command line sets", (_launch(found.launch),)))
         sections.append(Section("Memory of a GPU", (self._memory(),)))
         if ran:
             sections.append(Section("Where a decode step's time goes", (_step(ran),)))
         if found.what_ifs:
             sections.append(Section("What if", (_outcomes(found.what_ifs),)))
+        if found.command:
+            sections.append(Section("The command line that starts it", (known_facts((found.engine, found.command)),)))
         if found.notes:
             sections.append(Section("Notes", tuple(Sentence(note) for note in found.notes)))
         return Document(f"{found.model}: serving", tuple(sections))
@@ -185,6 +189,14 @@ def _verdicts(verdicts: Sequence[ServedVerdict]) -> list[Block]:
         ),
     ]
     return [*told, col.table("What would make it faster", columns, _LEVER_NOTE)]
+
+
+def _launch(launch: SavedLaunch) -> Table:
+    """The flags that set an option."""
+    setting = [each for each in launch.flags if each.sets]
+    columns = col.of(setting, "flag: flag prose, sets: sets, value: value")
+    version = f" {launch.version}" if launch.version else ""
+    return col.table("", columns, f"flag: of {launch.engine}{version}; sets: the option of memwall serve")
 
 
 def _outcomes(outcomes: Sequence[ServedOutcome]) -> Table:

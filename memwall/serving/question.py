@@ -90,6 +90,20 @@ class ServerOptions(ModelOptions, total=False):
     tp: Annotated[int | Iterable[int], Option(
         1, "GPUs that share each matmul: one number or several. [default: 1]", least=1, metavar="N...",
         several="words")]  # fmt: skip
+    max_batch: Annotated[int | None, Option(
+        None, "The most sequences of a step. [default: 256]", least=1, metavar="N")]  # fmt: skip
+    token_budget: Annotated[int | None, Option(
+        None, "The most tokens of a step. [default: 8192]", least=1, metavar="N")]  # fmt: skip
+    max_context: Annotated[int | None, Option(
+        None, "The most tokens of a sequence. [default: what the model takes]", least=1, metavar="N")]  # fmt: skip
+    whole_prompts: Annotated[bool, Option(False, "Run prompts whole, in steps of their own, while decodes wait.")]
+    eager: Annotated[bool, Option(False, "Without CUDA graphs: the CPU launches every kernel of a step.")]
+    captured: Annotated[int | Iterable[int] | None, Option(
+        None, "Batches of decodes that CUDA graphs hold. [default: vLLM's, up to 512]", least=1, metavar="N...",
+        several="words")]  # fmt: skip
+    utilization_of: Annotated[str, Option(
+        "all", "What --utilization is a share of: all memory; static: what weights and cache take; free: what weights"
+        " and buffers leave for the cache.", choices=("all", "static", "free"), shown=True)]  # fmt: skip
     closed_form: Annotated[bool, Option(False, "Solve for the steady state, without simulation or percentiles.")]
     draft: Annotated[str | Path | Model | None, Option(
         None, "A smaller model that guesses tokens for a step to verify; mtp: the model's own.", metavar="TARGET",
@@ -120,7 +134,13 @@ class ServeOptions(ServerOptions, LoadOptions, total=False):
         rate: requests per second at random times, instead of clients.
         weights, kv: a key of :data:`WEIGHTS` and of :data:`CACHES`; ``model`` takes what its configuration says.
         prefix_hit: share of a prompt that is in the cache already.
-        utilization: share of a GPU's memory that the server takes.
+        utilization: share of a GPU's memory that the server takes: of ``all`` of it, or as ``utilization_of`` says, of
+            what weights and cache take without buffers (``static``, as SGLang counts) or of what weights and buffers
+            leave for the cache (``free``, as TensorRT-LLM counts).
+        max_batch, token_budget: the most sequences and tokens of a step, of each group of ``tp`` GPUs.
+        max_context: the most tokens of a sequence, where it is less than the model takes.
+        whole_prompts: prompts are not cut, and run in steps of their own.
+        eager: no CUDA graph holds a step; ``captured`` are the batches of decodes that graphs hold.
         engine: whose kernels run, one of :data:`ENGINES`.
         closed_form: each load is solved for its steady state, not simulated request by request; no percentiles.
         trace: a CSV file of requests, instead of clients: arrival_s, prompt_tokens, generated_tokens.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -19,6 +19,7 @@ from memwall.pipeline import Names
 from memwall.serving.answer import Point, Serving, notes_of
 from memwall.serving.candidates import ServerCandidate, choices, objective
 from memwall.serving.engines import AskedEngine, Guess, Server, fitting, lacks, steps_in, stored_in
+from memwall.serving.launch.reading import ServerLaunch, read_launch
 from memwall.serving.model import CACHES, Model, read_model
 from memwall.serving.question import ACCEPT, EngineLayout, ServeOptions
 from memwall.serving.simulation.engine import DEFAULT, Policy
@@ -36,28 +37,37 @@ OWN, DRAFT_TOKENS = "mtp", 4
 @signature_of(ServeOptions)
 @uncollected()
 def serve(
-    target: str | Path | Model,
+    target: str | Path | Model | None = None,
     *,
     gpu: Names = "h100-sxm",
     price: Mapping[str, float] | None = None,
     slo: Sequence[str] = (),
     policy: Policy = DEFAULT,
+    launch: str | Path | Sequence[str] | None = None,
     **server: Unpack[ServeOptions],
 ) -> Serving:
     """What a server of a model does under load.
 
     Args:
         target: a language model as :func:`memwall.profile` takes it, with a decode step; a saved profile of one, or
-            one that was read.
+            one that was read. None: the model that ``launch`` names.
         gpu: names, specs or paths of specs; one or a list.
         price: USD per hour of a GPU, by name.
         slo: objectives such as ``ttft_p99<500ms``; for each load the cheapest point that keeps them is picked.
         policy: how the scheduler fills a step: tokens, sequences, chunks.
+        launch: the command line that starts the server (:func:`memwall.serving.launch.read_launch`): its flags are
+            options, and what none says is the engine's default.
 
     Raises:
-        UsageError: as :func:`read_model`; a name, number or objective is wrong, or no point keeps the objectives.
+        UsageError: as :func:`read_model`; a name, number or objective is wrong, or no point keeps the objectives; or as
+            :func:`~memwall.serving.launch.read_launch`, or an option says what a flag says, and otherwise.
     """
-    said = filled(ServeOptions, server)
+    line = None if launch is None else read_launch(launch, str(target) if isinstance(target, (str, Path)) else None)
+    if target is None:
+        if line is None:
+            raise UsageError("name a target, or a launch line")
+        target = line.target
+    said = filled(ServeOptions, server if line is None else line.merged(server))
     _check_engine(said.kv, said.engine, said.utilization)
     gpus = load_gpus([gpu] if isinstance(gpu, (str, Gpu)) else gpu)
     limits = tuple(objective(text) for text in slo)
@@ -81,14 +91,22 @@ def serve(
             )
         loads = load_of(prompt=Lengths.parse(1 if model.encoder else said.prompt or DECODER_PROMPT, "1"))
     guess = None if said.draft is None else _guess(model, said.draft, read, said.draft_tokens, said.accept)
-    servers = _engines(model, gpus, prices, said, policy, guess)
+    servers = _engines(model, gpus, prices, said, Scheduling(policy, line), guess)
     points = [point for each in servers for point in points_of(each, loads)]
     if all(point.refused for point in points):
         raise UsageError(f"{points[0].name}: {points[0].refused}")
     found = choices([p.candidate for p in points if p.candidate is not None], limits) if limits else ()
     notes = notes_of(points, model, gpus, said.cluster is None)
     return Serving(
-        model=model, points=tuple(points), objectives=limits, choices=found, draft=str(guess or ""), notes=notes
+        model=model,
+        points=tuple(points),
+        objectives=limits,
+        choices=found,
+        draft=str(guess or ""),
+        notes=notes,
+        launch=line,
+        dtype=said.dtype,
+        target=str(target) if str(target).startswith("hf:") else "MODEL",
     )
 
 
@@ -110,7 +128,12 @@ def _images(said: Any, is_read: bool) -> tuple[int, Any] | None:
 
 
 def _engines(
-    model: Model, gpus: Sequence[Gpu], prices: Mapping[str, float], said: Any, policy: Policy, guess: Guess | None
+    model: Model,
+    gpus: Sequence[Gpu],
+    prices: Mapping[str, float],
+    said: Any,
+    scheduling: Scheduling,
+    guess: Guess | None,
 ) -> list[AskedEngine]:
     """The engines that are asked for: each GPU with each number of GPUs that share matmuls."""
     return [
@@ -121,7 +144,9 @@ def _engines(
             utilization=said.utilization,
             cluster=said.cluster,
             layout=Layout(tp=count, ep=said.ep, dp=said.dp, pp=said.pp, kv=CACHES[said.kv], engine=said.engine),
-            policy=policy,
+            policy=scheduling.of(each, said, 1 + guess.draft_tokens if guess else 1),
+            utilization_of=said.utilization_of,
+            max_context=said.max_context,
             closed_form=said.closed_form,
             guess=guess,
             disaggregate=said.disaggregate,
@@ -130,6 +155,31 @@ def _engines(
         for each in gpus
         for count in ([said.tp] if isinstance(said.tp, int) else said.tp)
     ]
+
+
+@dataclass(frozen=True)
+class Scheduling:
+    """Who says how a step is filled: the options, else the launch line's engine, else a policy."""
+
+    policy: Policy
+    launch: ServerLaunch | None
+
+    def of(self, gpu: Gpu, said: Any, verified: int) -> Policy:
+        """On a GPU; ``verified`` are the tokens of a sequence in a step. Raises UsageError: more sequences than
+        tokens, or CUDA graphs that are turned off have batches."""
+        if said.eager and said.captured:
+            raise UsageError("--eager and --captured: no CUDA graph holds a batch; leave one out")
+        own = self.launch.defaults(gpu) if self.launch else {}
+        budget = said.token_budget or own.get("token_budget", self.policy.token_budget)
+        usual = own.get("max_batch", self.policy.max_batch)
+        asked = (said.captured,) if isinstance(said.captured, int) else said.captured
+        return replace(
+            self.policy,
+            token_budget=budget,
+            max_batch=said.max_batch or (min(usual, max(budget // verified, 1)) if own else usual),
+            chunked=self.policy.chunked and not said.whole_prompts,
+            captured=() if said.eager else tuple(sorted(asked)) if asked else self.policy.captured,
+        )
 
 
 def _guess(

@@ -13,12 +13,16 @@ from memwall.analysis.quantities import SERVED
 from memwall.core.errors import UsageError
 from memwall.core.files import read_json
 from memwall.core.graph import Pipe
+from memwall.core.question import part_of
 from memwall.core.structure import BadRecord, above_0, at_least_1, check_schema, number, one_of, read, write
 from memwall.core.units import duration
 from memwall.core.version import __version__
 from memwall.serving.answer import Point, Serving
 from memwall.serving.candidates import ServerChoice, objective_text, stop
+from memwall.serving.launch.reading import LaunchFlag, ServerLaunch
+from memwall.serving.launch.writing import launch_line, options_of_point
 from memwall.serving.levers import ServedOutcome, ServedVerdict, served_verdicts, served_what_ifs, server_changes
+from memwall.serving.question import LoadOptions
 from memwall.serving.steps import EngineStep
 
 SCHEMA = "memwall.serving/1"
@@ -153,11 +157,22 @@ class SavedChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SavedLaunch:
+    """The command line that was read: the engine and the version of its image, empty where none is said; and each
+    flag, with what it sets or why it sets nothing."""
+
+    engine: str
+    version: str
+    flags: tuple[LaunchFlag, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SavedServing:
     """A record. ``weights_bytes`` and ``kv_bytes_per_token`` (after the first 1,024) are the model's on a GPU of
     the first engine; ``requests``, ``images`` and ``draft`` are in words; ``choices`` are for each load what keeps all
     objectives, ``best`` is the one of them whose tokens cost least, and ``cheaper`` what stops the next cheaper one of
-    its load; ``verdicts`` are of each engine under its last load, ``what_ifs`` of each point that runs."""
+    its load; ``verdicts`` are of each engine under its last load, ``what_ifs`` of each point that runs; ``launch`` is
+    the command line that was read, ``command`` the one that starts the best engine, or the only one."""
 
     schema: str
     memwall_version: str
@@ -180,6 +195,8 @@ class SavedServing:
     verdicts: tuple[ServedVerdict, ...] = ()
     what_ifs: tuple[ServedOutcome, ...] = ()
     images: str = ""
+    launch: SavedLaunch | None = None
+    command: str = ""
 
     def check(self) -> None:
         """Raises BadRecord: there is no engine, or no point."""
@@ -232,7 +249,9 @@ def saved(found: Serving, what_ifs: Sequence[str] = (), *, levers: bool = False)
         images=_images(found),
         weights_bytes=model.served.weights_bytes(first.layout),
         kv_bytes_per_token=kv,
-        notes=(*model.notes, *found.notes, *filter(None, (left_out,))),
+        notes=(*model.notes, *found.notes, *filter(None, (left_out,)), *(found.launch.notes if found.launch else ())),
+        launch=_launch(found.launch),
+        command=_command(found),
         verdicts=verdicts,
         what_ifs=outcomes,
         objectives=tuple(SavedObjective(quantity=name, amount=amount, text=text) for name, amount, text in limits),
@@ -242,6 +261,26 @@ def saved(found: Serving, what_ifs: Sequence[str] = (), *, levers: bool = False)
         engines=tuple(_engine(name, point) for name, point in engines.items()),
         points=tuple(_point(point, found) for point in found.points),
     )
+
+
+def _launch(read: ServerLaunch | None) -> SavedLaunch | None:
+    return None if read is None else SavedLaunch(engine=read.engine, version=read.version, flags=read.flags)
+
+
+def _command(found: Serving) -> str:
+    """The command line of the best engine, or of the only one; empty where neither is there, or where prompts and
+    decodes have engines of their own."""
+    best = found.best.candidate.name if found.best else ""
+    chosen = [p for p in found.points if p.candidate and p.asked.disaggregate is None]
+    names = {point.name for point in chosen}
+    chosen = [p for p in chosen if p.candidate and p.candidate.name == best] if best else chosen * (len(names) == 1)
+    if not chosen:
+        return ""
+    said, model = options_of_point(chosen[0], found.dtype), found.target
+    if found.launch is not None:
+        said |= part_of(LoadOptions, found.launch.options)
+        model = found.launch.model or model
+    return launch_line(chosen[0].layout.engine, model, said)
 
 
 def _choice(found: ServerChoice) -> SavedChoice:

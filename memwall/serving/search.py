@@ -23,7 +23,7 @@ from memwall.core.question import filled, signature_of
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpus
 from memwall.hardware.prices import check_priced, prices_among
 from memwall.perfmodel.roofline import bound_s, peak_compute_s
-from memwall.serving import Model, serve, steps_of
+from memwall.serving import Model, Point, serve, steps_of
 from memwall.serving.candidates import ServerCandidate, objective, objective_text, stop
 from memwall.serving.kinds import shared_model
 from memwall.serving.question import SearchOptions
@@ -47,12 +47,14 @@ _NODE = 31 / 32
 
 @dataclass(frozen=True, kw_only=True)
 class EngineChoice:
-    """Engines that are alike: the options of one, how many there are, and their figures under the load."""
+    """Engines that are alike: the options of one, how many there are, and their figures under the load, which are those
+    of the ``point``."""
 
     options: Mapping[str, Any]
     engines: int
     gpus: int
     candidate: ServerCandidate
+    point: Point
 
     @property
     def usd_per_million(self) -> float:
@@ -217,7 +219,11 @@ class _EngineSearch:
             return "refused by its simulation"
         assert point.candidate is not None
         choice = EngineChoice(
-            options=each.options, engines=each.engines, gpus=each.engines * point.gpus, candidate=point.candidate
+            options=each.options,
+            engines=each.engines,
+            gpus=each.engines * point.gpus,
+            candidate=point.candidate,
+            point=point,
         )
         self.simulated.append(choice)
         return choice.usd_per_million if stop(choice.candidate, self.limits) is None else math.inf

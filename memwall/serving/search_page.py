@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import memwall.report.columns as col
 from memwall.analysis.quantities import QUANTITIES, SERVED
 from memwall.core.units import counted
+from memwall.hardware.engine import ENGINES
 from memwall.report.document import Table
 from memwall.report.pages.search import SearchReport
 from memwall.serving.candidates import objective_text
+from memwall.serving.launch.writing import launch_line, options_of_point
 
 if TYPE_CHECKING:
     from memwall.serving.search import EngineChoice, Found
@@ -37,8 +39,10 @@ def engines_page(found: Found, target: str, top: int = 10) -> SearchReport:
             "target": target,
             "objectives": [limit.text for limit in found.objectives],
             "candidates": found.count,
+            "commands": commands_of(found.best, target),
         },
         listed="simulated",
+        commands=commands_of(found.best, target),
         columns=(*_OPTIONS, "engines", "gpus", "cost", *SERVED),
         values=[
             (
@@ -51,6 +55,19 @@ def engines_page(found: Found, target: str, top: int = 10) -> SearchReport:
             for each in found.simulated
         ],
     )
+
+
+def commands_of(best: EngineChoice, target: str) -> dict[str, str]:
+    """The command line that starts the winner, by engine."""
+    said = {name: best.options[name] for name in ("weights", "kv")}
+    return {
+        engine: launch_line(
+            engine,
+            target if target.startswith("hf:") else "MODEL",
+            {**options_of_point(best.point, engine=engine), **said},
+        )
+        for engine in ENGINES
+    }
 
 
 def _table(found: Found, top: int) -> Table:

@@ -26,7 +26,7 @@ ROWS = [
     ("ops of two profiles matched", r"^def match_ops|^class Matching", "analysis/matching.py"),
     ("modeled next to measured", r"^class Pair\b", "analysis/validation/pairs.py"),
     ("child processes", r"Popen\(", "core/process.py"),
-    ("samples bootstrapped", r"bootstrap", "bench/stats.py"),
+    ("samples bootstrapped", r"bootstrap(?!-port)", "bench/stats.py"),
     ("the state of the machine", r"/proc/", "bench/machine.py"),
     ("a graph evaluated", r"^def evaluate\(\n", "ops/evaluate.py"),
     ("repeated layers found", r"^def find_runs\(", "core/layers.py"),

@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from memwall.core.files import json_pieces
-from memwall.report.document import Document, Section, Sentence, Table
+from memwall.report.document import Document, Section, Sentence, Table, known_facts
 from memwall.report.kinds import Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchReport(Report):
     """A search, of which a wing says the ``best`` in a sentence, what was counted in another, and the rows. ``head``
-    is the record without its rows, which it has by the name of ``listed``."""
+    is the record without its rows, which it has by the name of ``listed``; ``commands`` start what is best, each under
+    the name of what it starts."""
 
     noun = "a search"
     kinds = ("text", "md", "html", "csv", "parquet", "json")
@@ -30,11 +31,15 @@ class SearchReport(Report):
     listed: str
     columns: Sequence[str]
     values: Sequence[tuple[Any, ...]]
+    commands: Mapping[str, str] = field(default_factory=dict)
 
     def document(self, kind: str) -> Document:
         lines = [Sentence(self.best, strong=True), Sentence(self.counted)]
         lines += [Sentence(f"Not simulated, {count:,}: {why}.") for why, count in gathered(self.pruned)]
-        return Document(self.title, (Section("", tuple(lines)), Section(self.heading, (self.table(),))))
+        sections = [Section("", tuple(lines)), Section(self.heading, (self.table(),))]
+        if self.commands:
+            sections.append(Section("Command lines that start the best", (known_facts(*self.commands.items()),)))
+        return Document(self.title, tuple(sections))
 
     def record(self) -> Iterable[str]:
         rows = (dict(zip(self.columns, row, strict=True)) for row in self.values)

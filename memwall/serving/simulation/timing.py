@@ -70,7 +70,9 @@ def _depends_on(kernel: StepKernel) -> str:
 
 @dataclass
 class GpuSteps:
-    """The steps of a model on the GPUs of one engine. ``host`` is the engine's CPU."""
+    """The steps of a model on the GPUs of one engine. ``host`` is the engine's CPU; memory is reserved for activations
+    of ``most_tokens`` of a step and as many sequences; ``utilization`` is a share of all memory, of what weights and
+    cache take (``static``), or of what weights and buffers leave for the cache (``free``)."""
 
     served: ServedKernels
     gpu: Gpu
@@ -79,8 +81,11 @@ class GpuSteps:
     utilization: float = UTILIZATION
     host: EngineHost = field(default_factory=lambda: EngineHost(""))
     max_context: int | None = None
-    #: the largest step of decodes that a CUDA graph holds
+    #: the largest step of decodes that a CUDA graph holds; 0: none holds any step
     captured: int = CAPTURED[-1]
+    most_tokens: int = _BUDGET_TOKENS
+    most_sequences: int = _BUDGET_SEQUENCES
+    utilization_of: str = "all"
     _known: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
     _walls: dict[tuple[object, ...], dict[str, float]] = field(default_factory=dict)
     _predicted: dict[tuple[int, EngineStep], Prediction] = field(default_factory=dict)
@@ -105,7 +110,7 @@ class GpuSteps:
             return 0
         rows = (kernel for kernel, _ in self.served.kernels if isinstance(kernel, Between))
         held = (
-            (_BUDGET_SEQUENCES if row.of_sequences else _BUDGET_TOKENS)
+            (self.most_sequences if row.of_sequences else self.most_tokens)
             * (row.read_bytes + row.write_bytes)
             // (self.layout.tp if row.shared else 1)
             for row in rows
@@ -115,7 +120,12 @@ class GpuSteps:
     @cached_property
     def capacity_bytes(self) -> int:
         """Bytes of a GPU that the server takes."""
-        return int(self.gpu.dram_bytes * self.utilization)
+        share, static = self.utilization, self.weights_bytes + self.reserved_bytes
+        if self.utilization_of == "static":
+            return int(self.gpu.dram_bytes * share) + self.reserved_bytes
+        if self.utilization_of == "free":
+            return static + int((self.gpu.dram_bytes - static) * share)
+        return int(self.gpu.dram_bytes * share)
 
     def kv_bytes(self, tokens: int) -> int:
         """Bytes on one GPU of the cache of a sequence, on average over the groups of which one holds it."""
@@ -150,7 +160,7 @@ class GpuSteps:
 
     def _issued_s(self, own: EngineStep) -> float:
         """Seconds of the CPU for the kernels of a step that no CUDA graph holds."""
-        most = CAPTURED[-1] if own.prefills else self.captured
+        most = CAPTURED[-1] if own.prefills and self.captured else self.captured
         return self._launches * self.host.launch_s if own.tokens > most else 0.0
 
     @cached_property

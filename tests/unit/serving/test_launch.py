@@ -1,0 +1,255 @@
+"""Command lines of engines → options, and back."""
+
+import json
+
+import pytest
+
+from memwall.core.errors import UsageError
+from memwall.core.question import completed
+from memwall.hardware.lookup import load_gpu
+from memwall.serving.launch import launch_line, read_launch
+from memwall.serving.launch.command import LINES as ENGINES
+from memwall.serving.launch.command import find_command
+from memwall.serving.question import ServeOptions
+from tests.unit.serving.launch_lines import LINES
+
+yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+
+
+@pytest.mark.parametrize(("engine", "line", "options"), LINES, ids=[line[:60] for _, line, _ in LINES])
+def test_what_a_line_sets(engine, line, options):
+    assert read_launch(line).options == {name: value for name, value in options.items() if value is not None}
+
+
+@pytest.mark.parametrize(("engine", "line", "options"), LINES, ids=[line[:60] for _, line, _ in LINES])
+def test_the_inverse_gives_an_equal_server(engine, line, options):
+    read = read_launch(line)
+    again = read_launch(launch_line(engine, read.model, read.options))
+    server, same = (completed(ServeOptions, each.options) for each in (read, again))
+    assert same == server and again.model == read.model
+
+
+def test_sixty_lines():
+    assert len(LINES) == 60
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_each_engine_says_a_server(engine):
+    """Options of memwall → words of each engine → the same options, but for what only one engine counts so."""
+    asked = {"tp": 2, "dp": 1, "pp": 2, "kv": "fp8", "max_batch": 32, "token_budget": 2048, "max_context": 4096,
+             "draft": "mtp", "draft_tokens": 2, "captured": (1, 2, 4)}  # fmt: skip
+    read = read_launch(launch_line(engine, "hf:DIR", asked)).options
+    assert {name: read.get(name, 1) for name in asked} == asked
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "said"),
+    [
+        ("vllm", {"weights": "nvfp4"}, "# a checkpoint with weights in nvfp4"),
+        ("trtllm", {"weights": "fp8"}, "# a checkpoint with weights in fp8"),
+        ("vllm", {"tp": 8, "ep": 4}, "# whole experts on 4 of 8 GPUs"),
+        ("trtllm", {"tp": 2, "dp": 4}, "# 4 groups of 2 GPUs that attend to sequences of their own"),
+        ("trtllm", {"whole_prompts": True}, "# prompts in steps of their own"),
+    ],
+)
+def test_what_an_engine_does_not_say_stands_behind_its_line(engine, options, said):
+    assert launch_line(engine, "hf:DIR", options).endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("vllm serve m -tp 8 --tensor-parallel-size 4", "-tp 8 and --tensor-parallel-size 4 contradict each other"),
+        ("vllm serve a --model b", "a and --model b contradict each other"),
+        ("vllm serve m --enforce-eager --cudagraph-capture-sizes 1 2", "CUDA graphs are turned off"),
+        ("vllm serve m --quantization fb8", "did you mean fp8?"),
+        ("vllm serve m --kv-cache-dtype fp9", "vLLM's --kv-cache-dtype fp9"),
+        ("vllm serve m --tensor-paralel-size 8", "no --tensor-paralel-size; did you mean tensor-parallel-size?"),
+        ("vllm serve m --max-num-seqs many", "want a whole number above 0"),
+        ("vllm serve m --max-num-seqs 0", "want a whole number above 0"),
+        ("vllm serve m --gpu-memory-utilization 1.5", "want a share above 0 and up to 1"),
+        ("vllm serve m --max-num-seqs", "--max-num-seqs wants a whole number above 0 behind it"),
+        ("vllm serve m --max-num-seqs --enforce-eager", "--max-num-seqs wants a whole number above 0 behind it"),
+        ("vllm serve m --speculative-config '{\"method\": '", "is no JSON"),
+        ("vllm serve m --tensor-parallel-size $TP", "a variable whose value is not known"),
+        ("vllm serve m --config nowhere.yaml", "nowhere.yaml"),
+        ("vllm serve 'm", "a quote is not closed"),
+        ("ollama run m", "no command of an engine is there"),
+        ("vllm serve m\ntrtllm-serve m", "2 commands of engines (vLLM and TensorRT-LLM)"),
+        ("python -m sglang.launch_server --model m --tp 4 --dp 3 --enable-dp-attention", "divided by the 3 groups"),
+    ],
+)  # fmt: skip
+def test_a_line_that_is_wrong(line, said):
+    with pytest.raises(UsageError) as error:
+        read_launch(line)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def flags(line, **where):
+    return {each.flag: each for each in read_launch(line, **where).flags}
+
+
+def test_a_flag_that_is_not_modeled_is_named_with_the_reason():
+    found = flags("vllm serve m --attention-backend FLASHINFER --cpu-offload-gb 10 --kv-cache-dtype nvfp4")
+    assert "attention" in found["--attention-backend FLASHINFER"].why
+    assert "GPU's memory alone" in found["--cpu-offload-gb 10"].why
+    assert "4 bits" in found["--kv-cache-dtype nvfp4"].why
+
+
+def test_a_flag_of_no_table_is_named():
+    assert flags("vllm serve m --zebra 3")["--zebra 3"].why == "memwall does not know it"
+
+
+def test_a_variable_of_the_engine_is_named():
+    assert "not read" in flags("VLLM_USE_DEEP_GEMM=1 vllm serve m")["VLLM_USE_DEEP_GEMM=1"].why
+
+
+def test_a_secret_is_not_repeated():
+    assert "token" not in str(read_launch("VLLM_API_KEY=token vllm serve m --api-key token").flags)
+
+
+def test_guesses_of_a_head_are_named_flag_by_flag():
+    found = flags('vllm serve m --speculative-config \'{"method": "eagle3", "model": "h"}\'')
+    assert all("eagle3" in each.why for each in found.values()) and len(found) == 2
+
+
+def test_replicas_are_named():
+    assert "servers of their own" in flags("sglang serve --model-path m --dp 2")["--dp 2"].why
+
+
+def test_the_row_of_a_flag_has_the_value_in_the_end():
+    found = flags("sglang serve --model-path m --tp 8 --dp 4 --enable-dp-attention")
+    assert [(found[flag].sets, found[flag].value) for flag in ("--tp 8", "--dp 4")] == [("tp", "2"), ("dp", "4")]
+
+
+def test_the_version_is_the_tag_of_the_image():
+    assert read_launch("docker run vllm/vllm-openai:v0.11.0 --model m").version == "0.11.0"
+    assert read_launch("docker run vllm/vllm-openai:latest --model m").version == ""
+
+
+@pytest.mark.parametrize(
+    ("gpu", "batch", "budget"), [("h100", 1024, 8192), ("a100-80gb-sxm", 256, 2048), ("l40s", 256, 2048)]
+)
+def test_what_vllm_takes_by_itself(gpu, batch, budget):
+    """``get_batch_defaults`` of ``vllm/engine/arg_utils.py``."""
+    assert read_launch("vllm serve m").defaults(load_gpu(gpu)) == {"max_batch": batch, "token_budget": budget}
+
+
+@pytest.mark.parametrize(("gpu", "budget"), [("l4", 2048), ("h100", 8192), ("b200", 16384)])
+def test_the_chunk_that_sglang_takes_by_itself(gpu, budget):
+    """``_handle_gpu_memory_settings`` of ``sglang/srt/server_args.py``."""
+    assert read_launch("sglang serve --model-path m").defaults(load_gpu(gpu))["token_budget"] == budget
+
+
+# -- configuration files, scripts, images and manifests ----------------------------------------------------------------
+
+
+def test_flags_win_over_vllms_file(tmp_path):
+    (tmp_path / "c.yaml").write_text("model: m\ntensor-parallel-size: 4\nmax_num_seqs: 8\ntrust-remote-code: true\n")
+    read = read_launch(f"vllm serve --config {tmp_path / 'c.yaml'} --tensor-parallel-size 2")
+    assert read.options == {"engine": "vllm", "tp": 2, "max_batch": 8} and read.model == "m"
+
+
+def test_the_file_wins_over_trtllms_flags(tmp_path):
+    (tmp_path / "c.yaml").write_text("tensor_parallel_size: 4\n")
+    assert read_launch(f"trtllm-serve m --tp_size 2 --config {tmp_path / 'c.yaml'}").options["tp"] == 4
+
+
+def test_a_script_with_variables_and_comments(tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "#!/bin/bash\nset -e\n# four GPUs\nexport TP=4  # or eight\nMODEL=org/name\n"
+        "vllm serve $MODEL --tensor-parallel-size ${TP} --max-num-seqs ${SEQS:-16} \\\n    --enforce-eager &\nwait\n"
+    )
+    read = read_launch(script)
+    assert read.options == {"engine": "vllm", "tp": 4, "max_batch": 16, "eager": True} and read.model == "org/name"
+
+
+def test_a_shell_within_words():
+    assert read_launch(["docker", "run", "x", "bash", "-lc", "vllm serve m -tp 2"]).options["tp"] == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'FROM vllm/vllm-openai:v0.10.2\nENV HF_HOME=/data\nCMD ["--model", "m", "--tensor-parallel-size", "2"]\n',
+        'FROM ubuntu\nENTRYPOINT ["vllm", "serve"]\nCMD ["m", \\\n  "-tp", "2"]\n',
+        "FROM nvidia/cuda:12.8.0-base\nENV TP 2\nCMD vllm serve m --tensor-parallel-size $TP\n",
+    ],
+)
+def test_a_dockerfile(tmp_path, text):
+    (tmp_path / "Dockerfile").write_text(text)
+    read = read_launch(tmp_path / "Dockerfile")
+    assert read.options == {"engine": "vllm", "tp": 2} and read.model == "m"
+
+
+def manifest(**container):
+    spec = {"containers": [{"name": "proxy", "image": "envoy:v1", "args": ["-l", "info"]}, container]}
+    return yaml.safe_dump_all(
+        [{"kind": "Service"}, {"kind": "Deployment", "spec": {"replicas": 1, "template": {"spec": spec}}}]
+    )
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        {"image": "vllm/vllm-openai:v0.11.0", "args": ["--model", "m", "--tensor-parallel-size=2"]},
+        {"image": "mine", "command": ["vllm", "serve"], "args": ["m", "-tp", "2"]},
+        {"image": "mine", "command": ["/bin/sh", "-c"], "args": ["vllm serve m --tensor-parallel-size 2"]},
+        {"image": "mine", "command": ["vllm", "serve", "m", "-tp", "$(TP)"], "env": [{"name": "TP", "value": "2"}]},
+    ],
+)
+def test_a_manifest_of_kubernetes(tmp_path, container):
+    (tmp_path / "pod.yaml").write_text(manifest(**container))
+    assert read_launch(tmp_path / "pod.yaml").options == {"engine": "vllm", "tp": 2}
+
+
+def test_a_file_of_compose(tmp_path):
+    service = {"image": "vllm/vllm-openai:v0.11.0", "command": "--model m --max-num-seqs 8", "environment": ["A=1"]}
+    (tmp_path / "compose.yml").write_text(yaml.safe_dump({"services": {"llm": service}}))
+    read = read_launch(tmp_path / "compose.yml")
+    assert read.options == {"engine": "vllm", "max_batch": 8} and read.version == "0.11.0"
+
+
+def test_a_manifest_that_is_no_yaml(tmp_path):
+    (tmp_path / "pod.yaml").write_text("a: [")
+    with pytest.raises(UsageError, match="is no YAML"):
+        read_launch(tmp_path / "pod.yaml")
+
+
+def test_every_start_is_found():
+    for line in ENGINES.values():
+        for start in line.starts:
+            assert find_command(" ".join((*start, "--port", "1"))).line is line
+
+
+# -- quantisation ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    def made(**stated):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **stated}))
+        return f"hf:{tmp_path}"
+
+    return made
+
+
+def test_a_checkpoint_that_is_quantised_stays_so(checkpoint):
+    where = checkpoint(quantization_config={"quant_method": "fp8"})
+    assert read_launch("vllm serve m --quantization fp8", where).options["weights"] == "model"
+
+
+def test_weights_are_quantised_as_they_are_loaded(checkpoint):
+    assert read_launch("vllm serve m --quantization fp8", checkpoint()).options["weights"] == "fp8"
+
+
+def test_another_format_than_the_checkpoints_is_refused(checkpoint):
+    where = checkpoint(quantization_config={"quant_method": "gptq"})
+    with pytest.raises(UsageError, match="states gptq"):
+        read_launch("vllm serve m --quantization fp8", where)
+
+
+def test_a_format_that_the_checkpoint_has_not_is_refused(checkpoint):
+    with pytest.raises(UsageError, match="states none"):
+        read_launch("vllm serve m --quantization awq", checkpoint())
