@@ -44,6 +44,19 @@ class ServeCommand(Command):
         return super().parse_args(ctx, args)
 
 
+def _launched(target: str | None, asked: dict[str, Any]) -> dict[str, Any]:
+    """What is asked, with the command that starts the server, next to which only what the user said counts."""
+    words, file = click.get_current_context().meta.get(_LAUNCH), asked.pop("launch")
+    if words is not None and file is not None:
+        raise UsageError("--launch and a command behind -- both start a server: give one")
+    if words is not None or file is not None:
+        said = options.on_command_line()
+        return {"launch": words or Path(file), **{name: value for name, value in asked.items() if name in said}}
+    if target is None:
+        raise UsageError("name a TARGET, or the command of a server behind --")
+    return asked
+
+
 def _refuse(why: str, *names: str) -> None:
     """Raises UsageError: one of these options is given, which then has no effect."""
     context = click.get_current_context()
@@ -74,7 +87,6 @@ def _refuse(why: str, *names: str) -> None:
 def command(
     out: Out,
     target: str | None,
-    launch: str | None,
     gpus: tuple[str, ...],
     prices: dict[str, float],
     slo: tuple[str, ...],
@@ -100,15 +112,5 @@ def command(
     ways = [f"--{name}" for name in ("rate", "concurrency", "trace") if asked[name]]
     if len(ways) > 1:
         raise UsageError(f"{' and '.join(ways)} say how requests come: give one")
-    words = click.get_current_context().meta.get(_LAUNCH)
-    if words is not None and launch is not None:
-        raise UsageError("--launch and a command behind -- both start a server: give one")
-    if words is None and launch is None:
-        if target is None:
-            raise UsageError("name a TARGET, or the command of a server behind --")
-    else:
-        said = options.on_command_line()
-        asked = {name: value for name, value in asked.items() if name in said}
-    more = {"launch": Path(launch) if launch else words}
-    found = serve(target, **options.given(gpu=gpus, price=prices, slo=slo, **more, **asked))
+    found = serve(target, **options.given(gpu=gpus, price=prices, slo=slo, **_launched(target, asked)))
     out.show(ServingReport(saved(found, what_ifs, levers=True)))

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from memwall.core.errors import UsageError, unknown
 from memwall.core.files import uncollected
-from memwall.core.question import filled, signature_of
+from memwall.core.question import filled, options_of, signature_of
 from memwall.frontend.hf.config import GUESSING
 from memwall.hardware.engine import ENGINES as ENGINES
 from memwall.hardware.lookup import Gpu, load_gpus
@@ -62,11 +62,7 @@ def serve(
         UsageError: as :func:`read_model`; a name, number or objective is wrong, or no point keeps the objectives; or as
             :func:`~memwall.serving.launch.read_launch`, or an option says what a flag says, and otherwise.
     """
-    line = None if launch is None else read_launch(launch, str(target) if isinstance(target, (str, Path)) else None)
-    if target is None:
-        if line is None:
-            raise UsageError("name a target, or a launch line")
-        target = line.target
+    target, line = _launched(target, launch)
     said = filled(ServeOptions, server if line is None else line.merged(server))
     _check_engine(said.kv, said.engine, said.utilization)
     gpus = load_gpus([gpu] if isinstance(gpu, (str, Gpu)) else gpu)
@@ -81,6 +77,43 @@ def serve(
     read = partial(read_model, dtype=said.dtype, tokens=longest, prompt=said.prompt)
     images = _images(said, isinstance(target, Model))
     model = target if isinstance(target, Model) else read(target, weights=said.weights, images=images)
+    loads = _of_model(model, said, loads, load_of)
+    guess = None if said.draft is None else _guess(model, said.draft, read, said.draft_tokens, said.accept)
+    servers = _engines(model, gpus, prices, said, Scheduling(policy, line), guess)
+    points = [point for each in servers for point in points_of(each, loads)]
+    if all(point.refused for point in points):
+        raise UsageError(f"{points[0].name}: {points[0].refused}")
+    found = choices([p.candidate for p in points if p.candidate is not None], limits) if limits else ()
+    return Serving(
+        model=model,
+        points=tuple(points),
+        objectives=limits,
+        choices=found,
+        draft=str(guess or ""),
+        notes=notes_of(points, model, gpus, said.cluster is None),
+        launch=line,
+        dtype=said.dtype,
+        target=str(target) if str(target).startswith("hf:") else "MODEL",
+    )
+
+
+def _launched(
+    target: str | Path | Model | None, launch: str | Path | Sequence[str] | None
+) -> tuple[str | Path | Model, ServerLaunch | None]:
+    """The target, and the command line that was read. Raises UsageError: neither is given, or as ``read_launch``."""
+    if launch is None and target is None:
+        raise UsageError("name a target, or a launch line")
+    if launch is None:
+        assert target is not None
+        return target, None
+    line = read_launch(launch, str(target) if isinstance(target, (str, Path)) else None)
+    return line.target if target is None else target, line
+
+
+def _of_model(
+    model: Model, said: Any, loads: list[RequestLoad], load_of: Callable[..., list[RequestLoad]]
+) -> list[RequestLoad]:
+    """The loads, with the tokens of images, or of what an encoder reads. Raises UsageError: an encoder and a trace."""
     if model.pictures is not None:
         text = Lengths.parse(said.prompt or PROMPT, said.lengths)
         loads = load_of(prompt=replace(text, fixed=model.pictures.tokens))
@@ -90,24 +123,7 @@ def serve(
                 f"the encoder of {model.name} is traced with one prompt: give clients or --rate, no --trace"
             )
         loads = load_of(prompt=Lengths.parse(1 if model.encoder else said.prompt or DECODER_PROMPT, "1"))
-    guess = None if said.draft is None else _guess(model, said.draft, read, said.draft_tokens, said.accept)
-    servers = _engines(model, gpus, prices, said, Scheduling(policy, line), guess)
-    points = [point for each in servers for point in points_of(each, loads)]
-    if all(point.refused for point in points):
-        raise UsageError(f"{points[0].name}: {points[0].refused}")
-    found = choices([p.candidate for p in points if p.candidate is not None], limits) if limits else ()
-    notes = notes_of(points, model, gpus, said.cluster is None)
-    return Serving(
-        model=model,
-        points=tuple(points),
-        objectives=limits,
-        choices=found,
-        draft=str(guess or ""),
-        notes=notes,
-        launch=line,
-        dtype=said.dtype,
-        target=str(target) if str(target).startswith("hf:") else "MODEL",
-    )
+    return loads
 
 
 def _images(said: Any, is_read: bool) -> tuple[int, Any] | None:
@@ -166,7 +182,9 @@ class Scheduling:
 
     def of(self, gpu: Gpu, said: Any, verified: int) -> Policy:
         """On a GPU; ``verified`` are the tokens of a sequence in a step. Raises UsageError: more sequences than
-        tokens, or CUDA graphs that are turned off have batches."""
+        tokens, CUDA graphs that are turned off have batches, or there is no such share of memory."""
+        if said.utilization_of not in (shares := options_of(ServeOptions)["utilization_of"].choices):
+            raise unknown("share of memory", said.utilization_of, shares)
         if said.eager and said.captured:
             raise UsageError("--eager and --captured: no CUDA graph holds a batch; leave one out")
         own = self.launch.defaults(gpu) if self.launch else {}

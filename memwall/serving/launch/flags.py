@@ -56,7 +56,7 @@ class EngineLine:
         flags: name → flag.
         combine: values of the flags → options of a server, and for each name that is not modeled why.
         apart: options of a server → values of the flags, and what they do not say.
-        defaults: what an engine takes on a GPU where no flag says it: ``max_batch``, ``token_budget``.
+        defaults: what a group takes on a GPU, one of so many, where no flag says it: ``max_batch``, ``token_budget``.
         config: flags that name a YAML file, which wins over the flags where ``config_wins``.
         abbreviates: flags may be shortened.
         utilization_of: what its share of memory is a share of.
@@ -71,7 +71,7 @@ class EngineLine:
     flags: Mapping[str, Flag]
     combine: Callable[[dict[str, Any]], tuple[dict[str, Any], dict[str, str]]]
     apart: Callable[[dict[str, Any]], tuple[dict[str, Any], list[str]]]
-    defaults: Callable[[Gpu], dict[str, int]]
+    defaults: Callable[[Gpu, int], dict[str, int]]
     prefixes: tuple[str, ...]
     config: tuple[str, ...] = ("config",)
     config_wins: bool = False

@@ -58,7 +58,7 @@ class ServerLaunch:
 
     def defaults(self, gpu: Gpu) -> dict[str, int]:
         """What the engine takes on a GPU where no flag says it."""
-        return LINES[self.engine].defaults(gpu)
+        return LINES[self.engine].defaults(gpu, self.options.get("dp", 1))
 
     @property
     def target(self) -> str:

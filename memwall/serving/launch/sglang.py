@@ -249,12 +249,11 @@ def _apart(options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 _CHUNKS = {160: 16384, 60: 8192, 35: 4096, 0: 2048}
 
 
-def _defaults(gpu: Gpu) -> dict[str, int]:
-    """By the memory of a GPU; as many requests as the least that SGLang takes by itself."""
-    return {
-        "max_batch": 2048,
-        "token_budget": next(tokens for least, tokens in _CHUNKS.items() if gpu.dram_bytes >= least << 30),
-    }
+def _defaults(gpu: Gpu, dp: int) -> dict[str, int]:
+    """By the memory of a GPU, tokens divided by the groups; as many requests as the least that SGLang takes by itself
+    for a group."""
+    tokens = next(tokens for least, tokens in _CHUNKS.items() if gpu.dram_bytes >= least << 30)
+    return {"max_batch": 2048, "token_budget": max(tokens // dp, 1)}
 
 
 SGLANG = EngineLine(

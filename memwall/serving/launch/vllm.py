@@ -195,7 +195,7 @@ def _apart(options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return values, unsaid
 
 
-def _defaults(gpu: Gpu) -> dict[str, int]:
+def _defaults(gpu: Gpu, dp: int) -> dict[str, int]:
     """By the memory of a GPU (``EngineArgs.get_batch_defaults``), the same since 0.9."""
     if gpu.dram_bytes >= 70 << 30 and "a100" not in gpu.name:
         return {"max_batch": 1024, "token_budget": 8192}

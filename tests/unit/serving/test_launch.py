@@ -141,6 +141,12 @@ def test_the_chunk_that_sglang_takes_by_itself(gpu, budget):
     assert read_launch("sglang serve --model-path m").defaults(load_gpu(gpu))["token_budget"] == budget
 
 
+def test_groups_share_the_chunk_that_sglang_takes_by_itself():
+    """``chunked_prefill_size // dp_size`` of ``_handle_data_parallelism``: 8,192 of an H100 in 8 groups."""
+    read = read_launch("sglang serve --model-path m --tp 8 --dp 8 --enable-dp-attention")
+    assert read.defaults(load_gpu("h100"))["token_budget"] == 1024
+
+
 # -- configuration files, scripts, images and manifests ----------------------------------------------------------------
 
 
