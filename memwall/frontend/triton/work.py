@@ -120,7 +120,7 @@ def _touched(accesses: Sequence[Access], rooms: Mapping[str, Room]) -> int:
     memory: dict[object, list[Access]] = {}
     for access in accesses:
         room = _room_of(access, rooms)
-        key = room.storage if room is not None and room.storage >= 0 else access.argument
+        key = room.storage if room is not None and room.storage >= 0 else access.argument or id(access)
         memory.setdefault(key, []).append(access)
     return sum(_in_one(some, rooms) for some in memory.values())
 

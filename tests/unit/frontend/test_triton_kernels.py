@@ -108,6 +108,11 @@ CASES = [
          {"BM": 128, "BN": 64, "D": 64, "CAUSAL": False}, 3 * 4_194_304, 4_194_304,
          {"dot": 8_589_934_592, "arithmetic": 4096 * 25_088 + 2_097_152, "transcendental": 4096 * 8_320,
           "reduction": 4096 * 8_192}),
+    # sizes and addresses are data: each of 16 programs does one tile of each of 4 problems, one step deep. A block
+    # of 128 x 32 halves and one of 32 x 128 each, from memory of its own; 12 sizes of 4 bytes, 3 x 4 addresses of 8
+    Case("grouped_matmul", (16,), (*several(3, I64, 4), T(I32, 12)),
+         {"G": 4, "PROGRAMS": 16, "BM": 128, "BN": 128, "BK": 32},
+         2 * 64 * 8_192 + 48 + 96, 64 * 32_768, {"dot": 64 * 1_048_576}),
     # 512 tiles on 132 programs: 2 x 4096^3
     Case("matmul_persistent", (132,), (*several(3, F16, 4096, 4096), 4096, 4096, 4096),
          {"PROGRAMS": 132, "BM": 128, "BN": 256, "BK": 64}, 67_108_864, 33_554_432, {"dot": 137_438_953_472}),
