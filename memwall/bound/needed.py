@@ -15,7 +15,7 @@ _DIAGONAL, _TRIANGLE = ("aten.diag_embed", "aten.eye", "aten.eye.m"), ("aten.tri
 
 def of_needed(graph: Graph, costs: Sequence[Cost]) -> list[Cost]:
     """The costs with the FLOPs of products that meet no zeros of a diagonal or triangular operand, for the results
-    that later ops read."""
+    that later ops read or the caller gets."""
     flow, found = Flow.of(graph), list(costs)
     for op in graph.ops:
         if op.op_class != "contraction" or not costs[op.id].flops or op.phase != "forward":
@@ -45,12 +45,13 @@ def _not_zero(graph: Graph, writer: Op) -> float:
 
 
 def _results(graph: Graph, flow: Flow, op: Op) -> float:
-    """The share of a product's results that ops read."""
+    """The share of a product's results that ops read, or the caller gets."""
     ((value, version), *others) = flow.writes[op.id] or ((0, 0), (0, 0))
-    readers = flow.readers[version] if not others else ()
-    if version in flow.kept or not readers:
+    readers, whole = flow.readers[version], graph.values[value].spec.numel
+    given = [graph.values[v] for v in graph.outputs if graph.values[v].storage == flow.storage[version]]
+    if others or not (readers or given) or (version in flow.kept and not given):
         return 1.0
-    whole, read = graph.values[value].spec.numel, 0.0
+    read = float(sum(value.spec.numel for value in given if version in flow.kept))
     for reader in readers:
         share = _not_zero(graph, graph.ops[reader]) if graph.ops[reader].name in _TRIANGLE else 1.0
         read += sum(graph.values[v].spec.numel * share for v, n in flow.reads[reader] if n == version)
