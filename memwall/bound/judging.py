@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from memwall.bound.answer import BoundRun, JudgedTime
 from memwall.bound.stored import SPLIT
+from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.units import duration, percent, size
 from memwall.hardware.lookup import Gpu
@@ -30,8 +31,11 @@ _THOUSAND = 1e3
 
 
 def judged(time_s: float, cost: Cost, gpu: Gpu, runs: Sequence[BoundRun]) -> JudgedTime:
-    """What there is to say of a time that was measured for a cost on a GPU, next to the runs that are predicted."""
+    """What there is to say of a time that was measured for a cost on a GPU, next to the runs that are predicted. Raises
+    UsageError: nothing runs."""
     least_s, best = bound_s(cost, gpu), min(runs, key=lambda run: run.time_s)
+    if not best.time_s:
+        raise UsageError("--measured has nothing to judge: the target runs no kernel")
     if time_s < least_s:
         return JudgedTime(time_s, least_s / time_s, False, _impossible(time_s, least_s, cost, gpu))
     share = slower_than(time_s, best)

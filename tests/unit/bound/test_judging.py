@@ -76,3 +76,8 @@ def test_a_good_kernel_lacks_nothing():
 def test_no_such_time(measured):
     with pytest.raises(UsageError):
         judged(COPY, measured)
+
+
+def test_a_time_of_no_kernel_is_refused():
+    with pytest.raises(UsageError, match="the target runs no kernel"):
+        judged("f32[8,4].t()", "1us")
