@@ -28,6 +28,7 @@ _HEREDOC = re.compile(
     r"['\"]?(?:\s*>\s*(?P<after>\S+))?[^\n]*\n(?P<text>.*?)^\s*(?P=end)[ \t]*$",
     re.MULTILINE | re.DOTALL,
 )
+_REDIRECTION = re.compile(r"\d?(?:>>?|<)")
 _ECHOED = re.compile(r"<\(\s*echo\s+'([^']*)'\s*\)")
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash", "/usr/bin/bash")
 _CONTAINERS = ("docker", "podman", "nerdctl")
@@ -176,7 +177,7 @@ def _statements(text: str, source: str) -> Iterator[tuple[str, ...]]:
     lexer = shlex.shlex(text, posix=True, punctuation_chars="\n;&|")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     words: list[str] = []
-    is_comment = False
+    is_comment = is_redirected = False
     try:
         for word in [*_tokens(lexer), "\n"]:
             if word and not word.strip("\n;&|"):
@@ -186,8 +187,9 @@ def _statements(text: str, source: str) -> Iterator[tuple[str, ...]]:
                     words = []
             elif not is_comment and word.startswith("#"):
                 is_comment = True
-            elif not is_comment and not re.match(r"\d?>", word):
+            elif not is_comment and not is_redirected and not _REDIRECTION.match(word):
                 words.append(word)
+            is_redirected = _REDIRECTION.fullmatch(word) is not None
     except ValueError as error:
         raise UsageError(f"{source}: {error}: a quote is not closed") from None
 

@@ -226,7 +226,7 @@ def _value(line: EngineLine, flag: Flag, entry: _Words) -> Any:
     if not entry.words and flag.kind.words != "?":
         raise UsageError(f"{entry.text} wants {flag.kind.wanted} behind it")
     text = " ".join(entry.words)
-    if "$" in text:
+    if "$" in text and flag.sets != "model":
         raise UsageError(f"{entry.text}: a variable whose value is not known; write its value")
     try:
         value = flag.kind.read(text)

@@ -42,7 +42,13 @@ _QUANTIZATION = quantization(
          "modelopt_mxfp8", "cpu_awq", "humming"),
         _NO_ONLINE),
 )  # fmt: skip
-_GRAPHS = one_of({"none": True, "full": None, "piecewise": None, "full_and_piecewise": None, "full_decode_only": None})
+_GRAPHS = one_of(
+    {"none": True, "full_and_piecewise": None},
+    dict.fromkeys(
+        ("full", "piecewise", "full_decode_only"),
+        "graphs hold all kernels of decodes, and those of prompts up to 512 tokens",
+    ),
+)
 _LEVEL = one_of({"0": True, "1": None, "2": None, "3": None})
 
 FLAGS = table(

@@ -171,6 +171,16 @@ def test_a_script_with_variables_and_comments(tmp_path):
     assert read.options == {"engine": "vllm", "tp": 4, "max_batch": 16, "eager": True} and read.model == "org/name"
 
 
+def test_where_a_script_writes_is_no_model(tmp_path):
+    (tmp_path / "run.sh").write_text("vllm serve m -tp 2 > server.log 2>&1 &\n")
+    assert read_launch(tmp_path / "run.sh").model == "m"
+
+
+def test_a_model_whose_name_is_not_known_here():
+    """TARGET says where its configuration lies."""
+    assert read_launch("vllm serve $MODEL -tp 2").model == "$MODEL"
+
+
 def test_a_shell_within_words():
     assert read_launch(["docker", "run", "x", "bash", "-lc", "vllm serve m -tp 2"]).options["tp"] == 2
 
