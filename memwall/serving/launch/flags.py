@@ -61,7 +61,8 @@ class EngineLine:
         abbreviates: flags may be shortened.
         utilization_of: what its share of memory is a share of.
         prefixes: of its variables of the environment.
-        written: how flags are spelled: the dash between words, and what stands in the YAML file alone.
+        dash, in_config: how flags are written: what is between words, and what stands in the YAML file alone.
+        since: the version from which on the flags and their defaults are as here.
     """
 
     engine: str
@@ -79,6 +80,7 @@ class EngineLine:
     utilization_of: str = "all"
     dash: str = "-"
     in_config: frozenset[str] = field(default=frozenset())
+    since: tuple[int, ...] = ()
 
     @property
     def modeled(self) -> list[str]:

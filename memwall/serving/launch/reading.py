@@ -74,8 +74,12 @@ class ServerLaunch:
         for each in self.flags:
             if each.why:
                 reasons.setdefault(each.why, []).append(each.flag)
-        title = LINES[self.engine].title
+        title, since = LINES[self.engine].title, LINES[self.engine].since
         notes = [f"not modeled of {title}'s command: {', '.join(flags)}: {why}" for why, flags in reasons.items()]
+        if self.version and tuple(map(int, re.findall(r"\d+", self.version)[: len(since)])) < since:
+            notes.append(
+                f"{title} {self.version} may differ: its flags are read as those of {'.'.join(map(str, since))}"
+            )
         if silent := [each.flag for each in self.flags if each.quiet]:
             notes.append(f"{', '.join(silent)}: nothing that is modeled depends on it")
         if self.options.get("whole_prompts") and self.engine == "sglang":

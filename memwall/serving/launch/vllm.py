@@ -218,4 +218,5 @@ VLLM = EngineLine(
     apart=_apart,
     defaults=_defaults,
     prefixes=("VLLM_",),
+    since=(0, 9),
 )

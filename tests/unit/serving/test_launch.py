@@ -127,6 +127,12 @@ def test_the_version_is_the_tag_of_the_image():
     assert read_launch("docker run vllm/vllm-openai:latest --model m").version == ""
 
 
+@pytest.mark.parametrize(("version", "is_older"), [("v0.8.5", True), ("v0.9.0", False), ("v0.11.0", False)])
+def test_an_older_version_than_the_table_is_told(version, is_older):
+    notes = read_launch(f"docker run vllm/vllm-openai:{version} --model m").notes
+    assert any("may differ" in note for note in notes) == is_older
+
+
 @pytest.mark.parametrize(
     ("gpu", "batch", "budget"), [("h100", 1024, 8192), ("a100-80gb-sxm", 256, 2048), ("l40s", 256, 2048)]
 )
