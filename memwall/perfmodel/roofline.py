@@ -118,6 +118,10 @@ class Estimate(Prediction):
         return self.flops / self.bytes if self.bytes else 0.0
 
 
+#: direct FLOPs over the fewest from which transforms count on tensor cores too: windows of 5 x 5 and more
+_LARGE = 8
+
+
 def peak_compute_s(cost: Cost, gpu: Gpu) -> float:
     """Seconds that the FLOPs take at the datasheet peaks of their pipes."""
     return _peak_s(cost.flops, gpu)
@@ -143,7 +147,7 @@ def on_chip_s(cost: Cost, gpu: Gpu) -> float:
 
 def least_compute_s(cost: Cost, gpu: Gpu) -> float:
     """Seconds of the engine that is busy longest at its peaks: tensor cores and vector units run at the same time. With
-    the FLOPs of the fastest algorithm: on tensor cores, of Fourier transforms alone."""
+    the FLOPs of the fastest algorithm: on tensor cores, of Fourier transforms of large windows alone."""
     return max(engine_s(cost, gpu).values(), default=0.0)
 
 
@@ -153,8 +157,8 @@ def engine_s(cost: Cost, gpu: Gpu) -> dict[str, float]:
     for pipe, count in cost.flops.items():
         engine = gpu.ceiling_pipe(pipe).engine
         found[engine] = found.get(engine, 0.0) + count / gpu.peak(pipe)
-    # Winograd's quarter has not been seen to pay on tensor cores; less than it is that of Fourier transforms
-    if cost.least_flops is not None and ("tensor" not in found or 4 * cost.least_flops < cost.total_flops):
+    # what windows of 3 x 3 may spare, a quarter or so, has not been seen to pay on tensor cores
+    if cost.least_flops is not None and ("tensor" not in found or _LARGE * cost.least_flops < cost.total_flops):
         return {engine: seconds * cost.least_flops / cost.total_flops for engine, seconds in found.items()}
     return found
 

@@ -26,7 +26,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memwall.core.errors import Unsupported
-from memwall.frontend.triton.work import remembered
 from memwall.hardware.chips import CHIPS
 from memwall.hardware.gpu import Gpu
 from memwall.ops import Call, Cost, classify, cost_of
@@ -200,6 +199,8 @@ def _users_kernel(kernels: Sequence[TracedKernel]) -> RowCost | None:
     if len(kernels) != 1 or not kernels[0].grid or not kernels[0].block:
         return None
     (kernel,) = kernels
+    from memwall.frontend.triton.work import remembered  # with it come the reader of Triton's IR and numpy
+
     work = remembered(kernel.name, kernel.grid or (), math.prod(kernel.block or ()))
     if work is None:
         return None
