@@ -43,6 +43,7 @@ class TwoCounts:
 def counted(profile: Profile, gpu: str) -> Iterator[TwoCounts]:
     """The distinct generated kernels of a profile under policy memwall, counted twice."""
     graph, plan, known = profile.graph, profile.simulations[0].plan, load_gpu(gpu)
+    assert plan is not None  # it was simulated here
     flow, seen = Flow.of(graph), set[str]()
     with tempfile.TemporaryDirectory() as folder:
         for group in plan.groups:
