@@ -155,8 +155,7 @@ class Comparison:
     @property
     def baseline(self) -> str:
         """What a speed-up is over."""
-        under = "the first profile on the same GPU, under the same policy where it has that"
-        return under if self.kind == "profiles" else "the first"
+        return "the first profile on the same GPU" if self.kind == "profiles" else "the first"
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON types, in a stable order."""

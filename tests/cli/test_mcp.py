@@ -15,7 +15,7 @@ import pytest
 from tests.unit.commands import MODEL
 from tests.unit.configs import SHORT_LLAMA, target_of
 from tests.unit.places import ROOT
-from tests.unit.processes import is_alive, wait_for
+from tests.unit.processes import HANGS_S, is_alive, wait_for
 
 pytest.importorskip("mcp", reason="needs the extra mcp: the protocol's SDK")
 
@@ -348,7 +348,7 @@ def test_lines_that_are_no_messages_end_nothing(place):
              json.dumps(INITIALIZE)]  # fmt: skip
     done = subprocess.run(
         [sys.executable, *command(place)], input="\n".join(lines) + "\n", capture_output=True, text=True,
-        env=environment(), check=False, timeout=120,
+        env=environment(), check=False, timeout=HANGS_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (answer,) = [made for made in map(json.loads, done.stdout.splitlines()) if made.get("id") == 1]
@@ -366,7 +366,7 @@ def test_a_signal_while_it_ends_is_said_in_a_line(place):
     assert "serverInfo" in process.stdout.readline()
     process.stdin.close()
     process.send_signal(signal.SIGTERM)
-    assert (process.wait(timeout=60), process.stderr.read()) == (143, "memwall: ended by SIGTERM\n")
+    assert (process.wait(timeout=HANGS_S), process.stderr.read()) == (143, "memwall: ended by SIGTERM\n")
     process.stdout.close()
     process.stderr.close()
 
@@ -401,7 +401,7 @@ def test_each_call_has_a_process_where_none_can_fork(place):
 
 def test_it_is_refused_in_a_line_where_no_process_has_children(place):
     ran = [sys.executable, *command(place)]
-    done = subprocess.run(ran, env=elsewhere("windows"), capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(ran, env=elsewhere("windows"), capture_output=True, text=True, check=False, timeout=HANGS_S)
     assert done.returncode == 3
     assert done.stderr.count("\n") == 1 and "needs Linux or macOS; use WSL here" in done.stderr
 
@@ -418,14 +418,14 @@ def address(place):
     said = re.search(r"(http://127\.0\.0\.1:\d+/mcp); Authorization: Bearer (\S+)", process.stderr.readline())
     yield said[1], said[2]
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) in (143, -signal.SIGTERM)
+    assert process.wait(timeout=HANGS_S) in (143, -signal.SIGTERM)
     process.stderr.close()
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"], ids=["with a handshake", "without"])
 def test_it_answers_over_http_who_has_the_token(address, mode):
     url, token = address
-    client = httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=120)
+    client = httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=HANGS_S)
     with calling(streamable_http_client(url, http_client=client), mode=mode) as caller:
         assert caller.call("gpus", names=["h100-sxm"])["figures"]
 

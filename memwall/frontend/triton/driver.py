@@ -26,12 +26,14 @@ def triton_driver(properties: Callable[[], Any]) -> Iterator[None]:
     held = (compat.name_of("active_driver"), compat.name_of("default_driver"), "active")
     before = {name: value for name, value in vars(driver).items() if name in held}
     driver.set_active(_driver(properties))
+    compat.triton_questions.has_triton.cache_clear()  # Dynamo may have asked before there was a driver
     try:
         yield
     finally:
         for name in held:
             vars(driver).pop(name, None)
         vars(driver).update(before)
+        compat.triton_questions.has_triton.cache_clear()
 
 
 def _driver(properties: Callable[[], Any]) -> Any:

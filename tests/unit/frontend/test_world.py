@@ -397,7 +397,7 @@ def test_a_schedule_in_training_goes_backward_itself():
 
 def test_optimizers_of_many_shards_step_as_torch_would():
     """Parameters that are alike are decided once: what runs is what runs where each is decided."""
-    from memwall.frontend.torch import run
+    from memwall.frontend.torch import recorded_step
 
     plan = {"mix": ColwiseParallel(), "out": RowwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
 
@@ -405,7 +405,7 @@ def test_optimizers_of_many_shards_step_as_torch_would():
         return profiled(lambda: stack(3, **plan), torch.zeros(B, S, H), optimizer="adamw").graph
 
     def each():
-        with patch.object(run, "alike_once", contextlib.nullcontext):
+        with patch.object(recorded_step, "alike_once", contextlib.nullcontext):
             return once()
 
     assert once() == each()
