@@ -208,7 +208,8 @@ def test_commands_run(run, gates, folder, monkeypatch):
         ("sweep", "net.py", "--vary", "batch=1,2", "gpu=a100,h100", "--no-cache", "-o", "points.parquet"),
         ("gate", "net.py", "--gpu", "h100", "--limit", "kernels=9", "-o", "junit.xml"),
         ("measure", "net.py", "--device", "cpu", "--executor", "eager", "--samples", "1", "--gpu", "h100",
-         "-o", "measured.json"),
+         "-o", "measured.json", "--record", "runs"),
+        ("drift", "runs"), ("bound", "mm(bf16[64,64], bf16[64,64])", "--gpu", "h100", "--measured", "5us"),
         ("accuracy", "measured.json"), ("comm", "--cluster", "dgx-h100", "--max", "2K"), ("ops", "contraction"),
         ("gpus", "h100"), ("clusters", "dgx-h100"), ("cache",),
     )  # fmt: skip
