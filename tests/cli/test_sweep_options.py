@@ -79,7 +79,9 @@ AXES = {
         "utilization": "0.5,0.9", "engine": "vllm,sglang", "closed_form": "yes,no", "trace": "a.csv,b.csv",
         "draft": "hf:llama,hf:mixtral", "draft_tokens": "2,3 draft=hf:llama", "accept": "0.5,0.9 draft=hf:llama",
         "disaggregate": "1:1,1:2", "dtype": "bf16,fp16",
-        "images": "1,2 @llava", "image": "32,64 images=1 @pixtral",
+        "images": "1,2 @llava", "image": "32,64 images=1 @pixtral", "captured": "1,8", "eager": "yes,no",
+        "max_batch": "1,2 concurrency=4", "max_context": "64,128 prompt=16 generate=8", "token_budget": "512,1024",
+        "whole_prompts": "yes,no", "utilization_of": "all,free",
     },
     "training": {
         "host": "bare-metal,cloud-vm",
@@ -112,6 +114,7 @@ NO_AXES = {
         **dict.fromkeys(("output", "style", "json", "quiet", "no-progress", "debug"), SHOWN),
         "price": ASKED, "slo": "conditions on points: --where 'ttft_p99<500ms'",
         "what-if": "a table of its own next to one result",
+        "launch": "a whole command line: what its flags set are axes",
     },
 }  # fmt: skip
 _KINDS = {"profile": ("profile", "training"), "serve": ("serve", "decode")}
