@@ -26,7 +26,7 @@ def applying_policies(policies: Sequence[str], is_program: bool, name: str, *, b
     wrong = next(policy for policy in policies if policy in others)
     if is_program:
         able = ", ".join(policy for policy in POLICIES if policy not in others)
-        raise UsageError(f"policy {wrong} is of PyTorch modules, and {name} is none; take one of {able}")
+        raise UsageError(f"policy {wrong} is of PyTorch modules, and {name} is another program; take one of {able}")
     raise UsageError(
         f"policy {wrong} compiles a JAX program or StableHLO, and {name} is a PyTorch module; torchax makes a JAX"
         " function of one, where it knows the torch that is installed"

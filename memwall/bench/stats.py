@@ -58,7 +58,7 @@ def spread(samples: Sequence[float]) -> float:
 
 def scatter(timings: Sequence[Timing]) -> tuple[float, float]:
     """What some runs span: from the lowest to the highest end of the intervals of their medians, in seconds. Raises
-    ``ValueError``: there is none."""
+    ``ValueError``: no run is given."""
     return min(each.low_s for each in timings), max(each.high_s for each in timings)
 
 

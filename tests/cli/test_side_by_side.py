@@ -53,7 +53,7 @@ def test_of_two_frameworks_the_pipes_of_float32_are_told_and_kernels_of_other_na
 def test_no_policy_that_a_target_can_run_under_is_a_usage_error(run, files):
     found = run("compare", *reversed(files), "--gpu", "h100", "--policy", "server")
     assert found.code == 2
-    assert found.error.startswith("policy server is of PyTorch modules, and other is none")
+    assert found.error.startswith("policy server is of PyTorch modules, and other is another program")
 
 
 def test_kinds_say_what_stands_alone_and_what_is_fused(run, files, tmp_path):

@@ -263,7 +263,7 @@ def _timing(pair: Pair) -> Timing:
 
 
 def _departure(rows: Sequence[tuple[RecordedRun, Pair]], first: int | None, where: int) -> Departure | None:
-    """The departure at a run, to the side where the latest one lies (1 above); None where there is none."""
+    """The departure at a run, to the side where the latest run lies (1 above); None where no run departs."""
     if first is None:
         return None
     run = rows[first][0]

@@ -93,7 +93,7 @@ class RecordedRun:
 
 
 def _whole_step(environment: Mapping[str, Any]) -> Timing | None:
-    """The time of the model itself, which a record keeps as it came; None where there is none that can be read."""
+    """The time of the model itself, which a record keeps as it came; None where the record has no time to read."""
     try:
         return read(Timing, environment["module_step"]["eager"]["timing"], "")
     except (BadRecord, KeyError, TypeError):
@@ -171,7 +171,7 @@ def _time(measurement: Measurement) -> str:
 
 
 def read_runs(place: Path) -> tuple[list[RecordedRun], list[str]]:
-    """The runs of a folder, or of one file, oldest first; and a line for each file that is none, naming it. Raises
+    """The runs of a folder, or of one file, oldest first; and a line that names each file without a run. Raises
     ``UsageError``: no such folder, nothing in it, or no file in it is a run."""
     if not place.exists():
         raise UsageError(f"no such folder: {place}; memwall measure TARGET --record {place} makes it")
