@@ -97,9 +97,9 @@ def _raised_by(time_s: float, cost: Cost, gpu: Gpu, runs: Sequence[BoundRun], be
 def _impossible(time_s: float, least_s: float, cost: Cost, gpu: Gpu) -> str:
     """What could explain a time below the bound."""
     causes = list(_causes(time_s, cost, gpu))
-    told = f"No run is faster than {duration(least_s)}. "
+    told = f"No run of this work as it is written is faster than {duration(least_s)}. "
     if causes:
-        told += f"It is possible if {' or if '.join(causes)}; else the"
+        told += f"It is explained if {', or if '.join(causes)}; else the"
     else:
         told += "Neither L2, sparsity nor another dtype explains it: the"
     return (

@@ -90,7 +90,7 @@ def _verdict(answer: KernelBound) -> str:
         reached = percent(answer.bound_s / answer.time_s, 0) if answer.time_s else "100 %"
         return f"{told}. The fastest run below should take {duration(answer.time_s)}, which reaches {reached} of that."
     if not measured.possible:
-        return f"{duration(measured.time_s)} is not possible. {measured.why}"
+        return f"{duration(measured.time_s)} is below the bound. {measured.why}"
     return (
         f"{told}; a run of {duration(measured.time_s)} reaches {percent(measured.of_bound, 0)} of that. {measured.why}"
     )
