@@ -141,7 +141,9 @@ WINGS: Mapping[str, Wing] = {
         records={"comparison": ("comparison.Comparison", "one workload on several GPUs, or several profiles")},
         pages={"Comparison": "comparison_page.ComparisonReport"},
         commands={"sweep": "command", "search": "search_command", "compare": "compare_command"},
+        parts=_each("compare", "compare_profiles"),
     ),
+    "browsing": Wing(about="the records of a folder as pages of a browser", commands={"open": "command"}),
 }  # fmt: skip
 
 

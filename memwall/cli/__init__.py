@@ -38,6 +38,7 @@ COMMANDS = {
     "gate": "Compare workloads with budgets and a baseline; for CI.",
     "mcp": "Serve answers to a program with a language model, by the Model Context Protocol.",
     "report": "Render a saved profile as text, HTML, pictures or tables.",
+    "open": "Show the records of a folder in a browser, each as its page, any compared.",
     "accuracy": "Score the model against measured kernels.",
     "gpus": "List the GPUs, or show one with its sources.",
     "clusters": "List the clusters, or show one with its links and their sources.",

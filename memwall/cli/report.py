@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +11,12 @@ from memwall.cli import options
 from memwall.cli.output import Out, print_text
 from memwall.cli.parsing import Command, SeveralOption
 from memwall.core.errors import UsageError
-from memwall.report.kinds import report_of
+from memwall.report.reading import page_at
 from memwall.wings import part
 
 #: records with a schema
 SCHEMAS = ("profile", "measurement", "comparison", "fusion", "gate", "trace", "trace_comparison", "accuracy", "drift",
            "history", "emit", "serving", "bound", "settings")  # fmt: skip
-#: other records than profiles -> the class of what they hold, and options of its page
-RECORDS: Mapping[str, tuple[str, set[str]]] = {
-    "memwall.fusion": ("SavedFusion", {"top"}),
-    "memwall.serving": ("SavedServing", set()),
-    "memwall.bound": ("KernelBounds", set()),
-}
 
 
 def _print_schema(context: click.Context, _: click.Parameter, name: str | None) -> None:
@@ -70,27 +62,9 @@ def command(record: str | None, history: str | None, quantities: tuple[str, ...]
         raise UsageError("nothing to show: name a saved profile, or a history with --history")
     if quantities:
         raise UsageError("--quantity is of a --history; a profile has --sort")
-    from memwall.record.profile import Profile
-    from memwall.report.pages.profile import ProfileReport
-
     part("traces.refuse_trace")(record)
-    if (family := _schema(record).partition("/")[0]) in RECORDS:
-        result, taken = RECORDS[family]
-        report: Any = report_of(result)
-        if others := given.keys() - taken:
-            raise UsageError(f"--{min(others)} has no use for {report.noun}; leave it out")
-        out.plan(report)
-        out.show(report.load(record, **given))
-        return
-    out.plan(ProfileReport)
-    out.show(ProfileReport(Profile.load(record), **given))
-
-
-def _schema(path: str) -> str:
-    """What the head of a record says it is; empty where it says nothing, which its own reader explains."""
-    try:
-        with Path(path).open("rb") as handle:
-            found = re.search(rb'"schema"\s*:\s*"([\w./]{1,60})"', handle.read(400))
-    except OSError:
-        return ""
-    return found[1].decode() if found else ""
+    report, taken = page_at(record)
+    if others := given.keys() - taken:
+        raise UsageError(f"--{min(others)} has no use for {report.noun}; leave it out")
+    out.plan(report)
+    out.show(report.load(record, **given))

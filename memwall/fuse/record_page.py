@@ -26,7 +26,7 @@ class FusionRecordReport(Report):
     """The page of a saved fusion report; ``top`` groups of each policy."""
 
     noun = "a saved fusion report"
-    kinds = ("text", "md", "json")
+    kinds = ("text", "md", "html", "json")
     saved: SavedFusion
     raw: Mapping[str, Any]
     top: int = 15

@@ -7,6 +7,7 @@ that sums are sums, that a schedule runs the graph it names.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
@@ -172,6 +173,16 @@ def json_lines(record: Mapping[str, Any]) -> Iterator[str]:
             yield compact(value)
 
     return emit(dict(record), ())
+
+
+#: an item of the long lists, which :func:`json_lines` writes on a line of its own
+_ITEM = re.compile(r'\n(?:"\d+":)?[\[{][^\n]+')
+
+
+def outline(text: str) -> str:
+    """The text of a profile without values, ops and kernels: what its lists hold is left out, its totals stay. Text of
+    other writers may stay whole, or be no JSON any more."""
+    return _ITEM.sub("", text)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

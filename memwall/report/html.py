@@ -108,10 +108,14 @@ def _table(table: Table) -> str:
     return f'{title}<div class="scroll"><table>\n{head}\n<tbody>\n{rows}</tbody></table></div>\n{note}'
 
 
+class HtmlCell(str):
+    """A cell that is HTML already."""
+
+
 def _cell(side: str, text: str) -> str:
     """A cell; on paper a text with a word of more than 14 letters may break anywhere."""
     long = " long" * any(len(word) > 14 for word in text.split())
-    return f'<td class="{side}{long}">{escape(text)}</td>'
+    return f'<td class="{side}{long}">{text if isinstance(text, HtmlCell) else escape(text)}</td>'
 
 
 #: pixels across of a picture on a wide page and on a phone

@@ -89,6 +89,8 @@ CASES = {
     "report none.json": "no such file: none.json",
     "report net.py": "net.py is not JSON",
     "report newer.json": "newer memwall",
+    "open none.json": "no such file or folder: none.json",
+    "open net.py": "net.py is no record that memwall report reads, and no history",
     "compare net.py": "name the GPUs to compare",
     "compare none.json --gpu h100": "no such file: none.json",
     "compare saved.json --gpu h100 --price h100": "--price takes NAME=USD above 0",

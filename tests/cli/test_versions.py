@@ -211,7 +211,7 @@ def test_commands_run(run, gates, folder, monkeypatch):
          "-o", "measured.json", "--record", "runs"),
         ("drift", "runs"), ("bound", "mm(bf16[64,64], bf16[64,64])", "--gpu", "h100", "--measured", "5us"),
         ("accuracy", "measured.json"), ("comm", "--cluster", "dgx-h100", "--max", "2K"), ("ops", "contraction"),
-        ("gpus", "h100"), ("clusters", "dgx-h100"), ("cache",),
+        ("gpus", "h100"), ("clusters", "dgx-h100"), ("cache",), ("open", ".", "-o", "index.html"),
     )  # fmt: skip
     elsewhere = {"serve", "search", "calibrate", "mcp"}  # above, and in test_calibrate.py and test_mcp.py
     assert {words[0] for words in commands} | elsewhere == {*COMMANDS}

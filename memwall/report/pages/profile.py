@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from memwall.analysis.explanation import Explanation
 from memwall.analysis.pipelines import PipelineStep, rank_rows
@@ -58,6 +58,11 @@ class ProfileReport(Report):
     pipeline: PipelineStep | None = None
     #: what a picture shows, one of ``figures.profile.FIGURES``; none named: the most telling ones
     picture: str = ""
+
+    @classmethod
+    def load(cls, path: str, **options: Any) -> Self:
+        """Read a record. Raises ``UsageError``: as :meth:`Profile.load`."""
+        return cls(Profile.load(path), **options)
 
     def document(self, kind: str) -> Document:
         """The page; as HTML with bars, rooflines and the kernels to sort and filter.
