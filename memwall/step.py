@@ -70,8 +70,8 @@ class Step(SampleInputs, HostOption, total=False):
             decides between kernels. The version that is installed traces all the same.
         cuda_graph: the step is captured once and replayed: no kernel waits for the CPU.
         assume: what holds where activations decide, such as ``nonzero=0.5``, ``experts=balanced``, ``rounded=4``,
-            ``number=1``, ``condition=true``, or ``encoder.*:nonzero=0.1`` for some modules; or of the machine,
-            ``kernels=installed``; ``notes`` state what was used.
+            ``number=1``, ``condition=true``, or ``encoder.*:nonzero=0.1`` for some modules; of Triton kernels
+            ``trips=8``, ``config=2``; or of the machine, ``kernels=installed``; ``notes`` state what was used.
         real: trace small real tensors, for models whose Python depends on data.
         max_ops: stop a runaway trace.
         replay: trace repeated blocks once; False traces every one.

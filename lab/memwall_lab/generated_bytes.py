@@ -16,7 +16,7 @@ from memwall.codegen import Kernel, NotGenerated, generate
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 from memwall.core.sources import load_source
-from memwall.frontend.triton.launch import launch_of
+from memwall.frontend.triton.launch import launch_of, target_of_gpu
 from memwall.frontend.triton.work import rooms_of, work_of_launch
 from memwall.hardware.lookup import load_gpu
 from memwall.record.profile import Profile
@@ -67,10 +67,10 @@ def launches_of(graph: Graph, kernel: Kernel, folder: Path) -> tuple[int, int, b
     loads the addresses of its tensors."""
     from triton.runtime.jit import JITFunction
 
-    module, made = load_source(kernel.source, folder), []
+    module, made, target = load_source(kernel.source, folder), [], target_of_gpu(None)
 
     def run(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        launch = launch_of(function, grid, args, options, 90)
+        launch = launch_of(function, grid, args, options, target)
         pairs = zip(function.arg_names, args, strict=False)
         tensors = {name: value for name, value in pairs if isinstance(value, torch.Tensor)}
         made.append(work_of_launch(launch, rooms_of(tensors)))

@@ -14,8 +14,8 @@ from memwall.wings import part
 
 #: share of the bytes of L2's sectors from which on a kernel is said to use them, and how often it may ask for a byte
 _COALESCED, _AGAIN = 0.75, 1.5
-#: share of a GPU's resident programs that a grid has to have to fill it
-_FULL = 1.0
+#: share of a GPU's resident programs that a grid has to have to fill it, and bytes that a thread loads at most at once
+_FULL, _WIDEST = 1.0, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,9 @@ def _hints(own: OwnKernel, work: KernelWork) -> Iterator[str]:
         yield f"each thread spills {size(own.spilled_bytes)} of registers: smaller blocks or more warps"
     if work.products and not own.tensor_instruction:
         yield "its products run without tensor cores"
+    elif work.products and not own.copies and 0 < max(own.load_bytes, default=0) < _WIDEST:
+        widest = max(own.load_bytes)
+        yield f"a thread loads {widest} of {_WIDEST} bytes at once: Triton has to know that strides are multiples of 16"
     if own.sector_share < _COALESCED:
         used = percent(own.sector_share, 0)
         yield f"its reads use {used} of the sectors of L2 that they ask for: let neighbours load neighbours"

@@ -33,7 +33,7 @@ from memwall.core.cache import cache_folder, keep, kept
 from memwall.core.errors import MissingError, install
 from memwall.core.process import Child, Lost, environment
 from memwall.core.sources import load_source, source_hash
-from memwall.hardware.chips import CHIPS
+from memwall.frontend.triton.launch import triton_target
 
 #: seconds that the compiler may take for one launch; a kernel with many spills takes minutes
 LIMIT_S = 120.0
@@ -239,9 +239,7 @@ class _Compiler:
             "constants": dict(launch.constants),
             "num_warps": launch.num_warps,
             "num_stages": launch.num_stages,
-            "backend": "hip" if architecture.startswith("gfx") else "cuda",
             "architecture": architecture,
-            "warp_size": CHIPS[architecture].warp_size,
         }
         if self.process is None:
             self.process = Child(answer, compiler_variables(self.scratch))
@@ -273,8 +271,8 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     """Resources of a launch, or its compiler's message.
 
     A job has ``source`` (the path of a kernel's file), ``function``, ``arguments``, ``constants``, ``num_warps``,
-    ``num_stages``, ``backend``, ``architecture`` and ``warp_size``; the answer has either ``registers``,
-    ``spilled_bytes``, ``stack_bytes`` and ``shared_bytes``, all of one thread but the last, or ``error``, a line.
+    ``num_stages`` and ``architecture``; the answer has either ``registers``, ``spilled_bytes``, ``stack_bytes`` and
+    ``shared_bytes``, all of one thread but the last, or ``error``, a line.
     """
     try:
         return _compile(job)
@@ -292,7 +290,6 @@ def message_of_compiler(error: Exception) -> str:
 def _compile(job: Mapping[str, Any]) -> dict[str, Any]:
     """Compile one function of a generated file, and read its resources."""
     import triton
-    from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     function = getattr(_module(job["source"]), job["function"])
@@ -301,13 +298,12 @@ def _compile(job: Mapping[str, Any]) -> dict[str, Any]:
     aligned = [["tt.divisibility", ALIGNMENT_BYTES]]
     attributes = {(n,): aligned for n, kind in enumerate(signature.values()) if kind.startswith("*")}
     source = ASTSource(function, signature=signature, constexprs=job["constants"], attrs=attributes)
-    number = job["architecture"].removeprefix("sm_")
-    target = GPUTarget(job["backend"], int(number) if number.isdigit() else number, job["warp_size"])
+    target = triton_target(job["architecture"])
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         options = {name: job[name] for name in ("num_warps", "num_stages")}
         compiled = triton.compile(source, target=target, options=options)
-    read = read_amdgcn if job["backend"] == "hip" else read_ptxas
+    read = read_amdgcn if target.backend == "hip" else read_ptxas
     return read(said.getvalue(), compiled.asm) | {"shared_bytes": compiled.metadata.shared}
 
 

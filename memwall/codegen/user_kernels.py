@@ -29,13 +29,13 @@ from memwall.core import compat
 from memwall.core.cache import keep, kept
 from memwall.core.errors import UsageError
 from memwall.core.process import Child, Lost
+from memwall.frontend.triton.launch import triton_target
 from memwall.frontend.triton.work import kept_ir
-from memwall.hardware.chips import CHIPS
 from memwall.hardware.lookup import Gpu
 from memwall.ops.triton import KernelWork
 
 #: incremented when the results change: older ones are then ignored
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,8 @@ def built_kernel(work: KernelWork, gpu: Gpu, limit_s: float = LIMIT_S) -> Compil
         MissingError: Triton is not installed.
     """
     architecture = architecture_of(gpu)
-    said = dict(_compiled(kept_ir(work.ir), architecture, work.num_warps, work.num_stages, work.num_ctas, limit_s))
+    options = *((name, getattr(work, name)) for name in ("num_warps", "num_stages", "num_ctas")), *work.options
+    said = dict(_compiled(kept_ir(work.ir), architecture, options, limit_s))
     if "error" in said:
         raise UsageError(f"Triton does not compile the kernel for {gpu.name}: {said['error']}")
     warps = said.pop("num_warps")
@@ -91,9 +92,9 @@ def built_kernel(work: KernelWork, gpu: Gpu, limit_s: float = LIMIT_S) -> Compil
 
 
 @lru_cache(maxsize=256)
-def _compiled(ir: str, architecture: str, warps: int, stages: int, ctas: int, limit_s: float) -> Mapping[str, Any]:
+def _compiled(ir: str, architecture: str, options: tuple[tuple[str, Any], ...], limit_s: float) -> Mapping[str, Any]:
     """The facts of a kernel's IR on an architecture, from the cache or a child that compiles it."""
-    job = {"ir": ir, "architecture": architecture, "num_warps": warps, "num_stages": stages, "num_ctas": ctas}
+    job = {"ir": ir, "architecture": architecture, "options": dict(options)}
     asked = json.dumps({**job, "format": FORMAT, "triton": triton_version()}, sort_keys=True)
     path = default_cache() / f"{hashlib.sha256(asked.encode()).hexdigest()[:32]}.kept"
     found = kept(path)
@@ -126,13 +127,10 @@ def answer_ir(job: Mapping[str, Any], folder: str) -> dict[str, Any]:
 
 def _built(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     import triton
-    from triton.backends.compiler import GPUTarget, Language
+    from triton.backends.compiler import Language
 
-    architecture = job["architecture"]
-    is_amd, number = architecture.startswith("gfx"), architecture.removeprefix("sm_")
-    target = GPUTarget("hip" if is_amd else "cuda", number if is_amd else int(number), CHIPS[architecture].warp_size)
-    backend = compat.make_backend(target)
-    given = {name: job[name] for name in ("num_warps", "num_stages", "num_ctas")}
+    target, given = triton_target(job["architecture"]), job["options"]
+    is_amd, backend = target.backend == "hip", compat.make_backend(target)
     options, stages = backend.parse_options(given), dict[str, Any]()
     backend.add_stages(stages, options, Language.TRITON)
     context = compat.triton_ir.context()

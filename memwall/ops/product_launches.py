@@ -61,6 +61,17 @@ class Gemm(Launch):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TiledGemm(Gemm):
+    """A product by a kernel that has one ``tile``, of rows of m and columns of n, and does not split k."""
+
+    tile: tuple[int, int]
+
+    @property
+    def splits(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuantisedGemm(Gemm):
     """A product with weights [n, k] as a scheme of :mod:`memwall.ops.quantised` stores them. ``itemsize`` is that of
     the activations and of the arithmetic; narrower weights are converted to it inside the kernel."""

@@ -18,7 +18,7 @@ from memwall.ops import loops
 from memwall.ops.base import Call, Cost
 from memwall.ops.contraction import FOUR_BITS
 from memwall.ops.launches import ROW_BYTES_ON_CHIP, Launch, Stream
-from memwall.ops.product_launches import FusedAttention, Gemm, QuantisedGemm, VectorGemm
+from memwall.ops.product_launches import FusedAttention, Gemm, QuantisedGemm, TiledGemm, VectorGemm
 from memwall.ops.quantised import kernels_of
 from memwall.ops.registry import formula
 
@@ -73,6 +73,7 @@ class KernelWork:
         again_bytes: of what is read, those that another operation of the kernel reads too.
         trips: iterations of its loops, over all programs.
         notes: what was assumed.
+        options: what else the launch tells the compiler, such as ``maxnreg``.
     """
 
     grid: tuple[int, int, int]
@@ -91,6 +92,7 @@ class KernelWork:
     products: tuple[BlockProduct, ...] = ()
     trips: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
 
     @property
     def programs(self) -> int:
@@ -173,7 +175,7 @@ def _stream(work: KernelWork, cost: Cost) -> Stream:
 
 
 def _matmul(work: KernelWork, cost: Cost) -> Gemm:
-    """A product of tiles in a column, each as deep as the kernel's loop: the tile is the kernel's own."""
+    """A product of the kernel's own tiles in a column, each as deep as its loop."""
     widest = max(work.products, key=lambda each: each.runs * each.m * each.n * each.k)
     done = sum(each.runs * each.m * each.n * each.k for each in work.products)
     tiles = max(min(work.programs, widest.runs), 1)
@@ -189,7 +191,7 @@ def _matmul(work: KernelWork, cost: Cost) -> Gemm:
         return QuantisedGemm(
             **said, weight_itemsize=widest.itemsize, scheme=FOUR_BITS, kernel=kernels_of(FOUR_BITS).product
         )
-    return Gemm(**said)
+    return TiledGemm(**said, tile=(widest.m, widest.n))
 
 
 def _attention(work: KernelWork, cost: Cost) -> FusedAttention:

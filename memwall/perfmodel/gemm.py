@@ -1,7 +1,7 @@
 """How matmuls use a GPU: the tile and the split along k that a library would choose, and what they cost.
 
 A matmul is cut into tiles, one tile to an SM at a time, and may be split along k where it has few tiles. For each tile
-and split of the menu::
+and split of the menu, which has one where a kernel's tile is known::
 
     rounds   = waves of blocks over the SMs, a partial wave counted as a whole one by ``rounding``
     pipe_s   = rounds x (arithmetic of a block at ``plateau`` of an SM's peak + ``tile_clocks``)
@@ -34,7 +34,7 @@ from memwall.core.units import bandwidth, counted, duration, flop_rate, percent,
 from memwall.hardware.chips import chip_of, halves_tensor_cores
 from memwall.hardware.constants import GemmConstants
 from memwall.hardware.lookup import Gpu
-from memwall.ops.product_launches import Gemm, QuantisedGemm
+from memwall.ops.product_launches import Gemm, QuantisedGemm, TiledGemm
 from memwall.ops.quantised import SCHEMES, kernels_of
 from memwall.perfmodel.base import Terms, kept_share, traffic_s
 
@@ -136,7 +136,7 @@ def _choose(launch: Gemm, gpu: Gpu, known: GemmConstants, stream_s: float, held_
     balance = sqrt(step_s * k / partial_s)  # the split whose wait along k equals its time for partial sums
     least_short = ceil(short / _NARROW) * _NARROW
     best: TileChoice | None = None
-    for tile in _PAIRED_TILES if chip_of(gpu).paired_tiles else _TILES:
+    for tile in _menu(launch, gpu):
         rows, columns = tile
         tiles = ceil(short / rows) * ceil(long / columns) * launch.batch
         ends_s = known.tile_clocks * sqrt(rows * columns / _AREA) / clock
@@ -161,6 +161,14 @@ def _choose(launch: Gemm, gpu: Gpu, known: GemmConstants, stream_s: float, held_
     return best
 
 
+def _menu(launch: Gemm, gpu: Gpu) -> tuple[tuple[int, int], ...]:
+    """The tiles that a kernel may have, their first side along the shorter of m and n."""
+    if isinstance(launch, TiledGemm):
+        rows, columns = launch.tile
+        return ((rows, columns) if launch.m <= launch.n else (columns, rows),)
+    return _PAIRED_TILES if chip_of(gpu).paired_tiles else _TILES
+
+
 def explain(launch: Gemm, gpu: Gpu, known: GemmConstants, terms: Terms) -> str:
     """Why the launch takes its time, in one sentence."""
     facts = terms.facts
@@ -169,7 +177,7 @@ def explain(launch: Gemm, gpu: Gpu, known: GemmConstants, terms: Terms) -> str:
         name = f"{launch.batch} times {name}"
     if not facts:
         return f"{name}: {duration(terms.compute_s)} of arithmetic against {duration(terms.memory_s)} of memory."
-    rows, columns = facts["tile"]
+    rows, columns = launch.tile if isinstance(launch, TiledGemm) else facts["tile"]
     blocks = f"{name} in {rows}x{columns} tiles"
     if facts["split"] > 1:
         blocks += f", k split in {facts['split']}"

@@ -576,3 +576,55 @@ def ragged_sums(x_ptr, ends_ptr, out_ptr, D: tl.constexpr, BLOCK: tl.constexpr):
         x = tl.load(x_ptr + rows[:, None] * D + deep[None, :], mask=rows[:, None] < end, other=0.0)
         acc += tl.sum(x, axis=0)
     tl.store(out_ptr + sequence * D + deep, acc)
+
+
+@triton.jit
+def matmul_stream_k(a_ptr, b_ptr, c_ptr, N, K, steps, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    pid, programs = tl.program_id(0), tl.num_programs(0)
+    each, more = steps // programs, steps % programs
+    start = pid * each + tl.minimum(pid, more)
+    last = (pid + 1) * each + tl.minimum(pid + 1, more)
+    of_tile = K // BK
+    while start < last:
+        skipped = start % of_tile
+        end = tl.minimum(start + of_tile - skipped, last)
+        tile = start // of_tile
+        rows = tile // (N // BN) * BM + tl.arange(0, BM)
+        columns = tile % (N // BN) * BN + tl.arange(0, BN)
+        inner = skipped * BK + tl.arange(0, BK)
+        a_at, b_at = a_ptr + rows[:, None] * K + inner[None, :], b_ptr + inner[:, None] * N + columns[None, :]
+        total = tl.zeros((BM, BN), tl.float32)
+        for _ in range(start, end):
+            total = tl.dot(tl.load(a_at), tl.load(b_at), total)
+            a_at += BK
+            b_at += BK * N
+        c_at = c_ptr + rows[:, None] * N + columns[None, :]
+        if end - start == of_tile:
+            tl.store(c_at, total)
+        else:
+            tl.atomic_add(c_at, total)
+        start = end
+
+
+@triton.jit
+def matmul_precise(a_ptr, b_ptr, c_ptr, N: tl.constexpr, PRECISION: tl.constexpr):
+    at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    tl.store(c_ptr + at, tl.dot(tl.load(a_ptr + at), tl.load(b_ptr + at), input_precision=PRECISION))
+
+
+@triton.jit
+def double_ragged(x_ptr, length_ptr, out_ptr, width, BLOCK: tl.constexpr):
+    row, first = tl.program_id(0), tl.program_id(1) * BLOCK
+    length = tl.load(length_ptr + row)
+    if first >= length:
+        return
+    cols = first + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * width + cols, mask=cols < length)
+    tl.store(out_ptr + row * width + cols, x * 2.0, mask=cols < length)
+
+
+@triton.jit
+def exp2_assembly(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.inline_asm_elementwise("ex2.approx.f32 $0, $1;", "=f,f", [tl.load(x_ptr + at)], tl.float32, True, 1)
+    tl.store(out_ptr + at, x)

@@ -14,20 +14,24 @@ from typing import Any
 
 from memwall.core import compat
 from memwall.core.errors import UsageError
+from memwall.hardware.chips import CHIPS, target_of
 from memwall.hardware.lookup import Gpu
 
 #: compute capability of the newest GPU without TMA, for which descriptors become pointers
 _WITHOUT_TMA = 80
-#: capability of what is compiled for where no NVIDIA GPU is asked for
-DEFAULT_CAPABILITY = 90
+#: what is compiled for where no GPU is asked for that Triton knows
+_DEFAULT = "sm_90"
 #: characters of a compiler's message that are shown
 _SHOWN = 300
+#: options of a launch that have a field of their own, and those that change none of the kernel's code
+_STATED, _NO_CODE = ("num_warps", "num_stages", "num_ctas"), ("debug", "ir_override")
 
 
 @dataclass(frozen=True, slots=True)
 class TritonCall:
     """A launch: ``ir`` is what Triton makes of the kernel's source before any pass, ``read`` the same with its passes,
-    as it is read. ``arguments`` are the numbers of its arguments, None of pointers and floats."""
+    as it is read. ``arguments`` are the numbers of its arguments, None of pointers and floats; ``options`` what else
+    the launch tells the compiler, such as ``maxnreg``."""
 
     name: str
     place: str
@@ -38,31 +42,38 @@ class TritonCall:
     num_warps: int
     num_stages: int
     num_ctas: int
+    options: tuple[tuple[str, Any], ...] = ()
 
 
-def capability_of(gpu: Gpu | None) -> int:
-    """The number by which Triton knows a GPU: 90 of an H100; that of the default GPU where it is not NVIDIA's."""
-    said = (gpu.compute_capability or "") if gpu is not None else ""
-    digits = re.fullmatch(r"(\d+)\.(\d)", str(said))
-    return int(digits[1]) * 10 + int(digits[2]) if digits else DEFAULT_CAPABILITY
+def triton_target(architecture: str) -> Any:
+    """Triton's target of ``sm_90`` or ``gfx942``."""
+    from triton.backends.compiler import GPUTarget
+
+    number = architecture.removeprefix("sm_")
+    if number.isdecimal():
+        return GPUTarget("cuda", int(number), 32)
+    return GPUTarget("hip", architecture, CHIPS[architecture].warp_size)
 
 
-def launch_of(kernel: Any, grid: Any, args: Sequence[Any], options: Mapping[str, Any], capability: int) -> TritonCall:
+def target_of_gpu(gpu: Gpu | None) -> Any:
+    """Triton's target of a GPU; of the default one where Triton does not know it."""
+    name = target_of(gpu) if gpu is not None else ""
+    return triton_target(name if name in CHIPS or name.removeprefix("sm_").isdecimal() else _DEFAULT)
+
+
+def launch_of(kernel: Any, grid: Any, args: Sequence[Any], options: Mapping[str, Any], target: Any) -> TritonCall:
     """The IR of a launch.
 
     Args:
         kernel: a function that ``@triton.jit`` decorates.
         grid: one to three numbers of programs, or a function of the arguments that returns them.
         args, options: what the kernel is called with: tensors on any device, numbers, ``num_warps`` and the like.
-        capability: of the GPU that it is for.
+        target: the GPU that it is for, as :func:`target_of_gpu` makes it.
 
     Raises:
         UsageError: there is no grid, arguments do not fit, or Triton refuses the kernel; names the line.
     """
-    from triton.backends.compiler import GPUTarget
-
     place = _place_of(kernel)
-    target = GPUTarget("cuda", capability, 32)
     backend = compat.make_backend(target)
     given = {"debug": False, **options}
     try:
@@ -82,9 +93,17 @@ def launch_of(kernel: Any, grid: Any, args: Sequence[Any], options: Mapping[str,
         (file, _, first), at = place.rpartition(":"), re.match(r"at (\d+):\d+:", str(error))
         where = f"{file}:{int(first) + int(at[1]) - 1}" if at else place
         raise UsageError(f"{where}: Triton refuses {kernel.__name__}: {_line(error)}") from error
+    told = {name: options[name] for name in options if name not in (*kernel.arg_names, *_STATED, *_NO_CODE)}
     numbers = tuple(_numbers(signature.values(), bound.values()))
     return TritonCall(
-        kernel.__name__, place, sizes, raw, read, numbers, settings.num_warps, settings.num_stages, settings.num_ctas
+        kernel.__name__,
+        place,
+        sizes,
+        raw,
+        read,
+        numbers,
+        **{name: getattr(settings, name) for name in _STATED},
+        options=tuple((name, value) for name, value in told.items() if isinstance(value, (int, float, str))),
     )
 
 
@@ -96,7 +115,8 @@ def _irs(source: Any, target: Any, backend: Any, settings: Any) -> tuple[str, st
     functions, modules = backend.get_codegen_implementation(settings), backend.get_module_map()
     module = source.make_ir(target, settings, functions, modules, context)
     raw = str(module)
-    return raw, str(backend.make_ttir(module, {}, settings, _WITHOUT_TMA))
+    without_tma = (_WITHOUT_TMA,) if target.backend == "cuda" else ()
+    return raw, str(backend.make_ttir(module, {}, settings, *without_tma))
 
 
 def _grid(kernel: Any, grid: Any, bound: Mapping[str, Any], place: str) -> tuple[int, int, int]:

@@ -16,7 +16,8 @@ SECTOR_BYTES = 32
 class Access:
     """One operation on memory, over all programs: ``what`` is ``read``, ``write`` or ``atomic``; ``argument`` is empty
     where the kernel loads the address. ``elements`` are all that are asked for, ``sectors`` those that each program
-    touches each time, of the elements that were looked at (``sampled``)."""
+    touches each time, of the elements that were looked at (``sampled``). ``at_most``: data decides whether it touches
+    all of ``runs``."""
 
     argument: str
     what: str
@@ -27,6 +28,7 @@ class Access:
     by_data: int = 0
     sampled: int = 0
     sectors: int = 0
+    at_most: bool = False
 
     def add(self, touched: Touched, elements: int) -> None:
         """Count some programs' elements."""
@@ -76,6 +78,7 @@ class Ledger:
                 own.by_data += access.by_data
                 own.sampled += access.sampled
                 own.sectors += access.sectors
+                own.at_most |= access.at_most
         for key, dot in other.dots.items():
             mine = self.dots.setdefault(key, dot)
             if mine is not dot:

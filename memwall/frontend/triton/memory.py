@@ -29,8 +29,8 @@ def load(reading: Reading, op: Operation) -> Sequence[Known]:
     pointer = pointer.resolved()
     kind = Type(pointer.kind.shape, op.types[0].pointee)
     masked = bool(rest) and rest[0].kind.element == "i1"
-    conditions = _mask(reading, rest[0]) if masked else ()
-    access(reading, op, "read", pointer, conditions)
+    conditions, by_data = _mask(reading, rest[0]) if masked else ((), False)
+    access(reading, op, "read", pointer, conditions, by_data)
     if kind.is_float:
         return [Known(kind, vague=True, live=conditions)]
     keys = tuple(part for part in pointer.parts if part.size > 1)
@@ -42,8 +42,8 @@ def load(reading: Reading, op: Operation) -> Sequence[Known]:
 def store(reading: Reading, op: Operation) -> Sequence[Known]:
     """The elements at a block of pointers, where a mask holds."""
     pointer, _, *rest = reading.operands(op)
-    conditions = _mask(reading, rest[0]) if rest else ()
-    access(reading, op, "write", pointer.resolved(), conditions)
+    conditions, by_data = _mask(reading, rest[0]) if rest else ((), False)
+    access(reading, op, "write", pointer.resolved(), conditions, by_data)
     return ()
 
 
@@ -51,35 +51,40 @@ def atomic(reading: Reading, op: Operation) -> Sequence[Known]:
     """Elements that are read and written in L2; an add of floats is a FLOP for each."""
     pointer, value, *rest = reading.operands(op)
     masked = bool(rest) and rest[-1].kind.element == "i1" and op.name == "tt.atomic_rmw"
-    conditions = _mask(reading, rest[-1]) if masked else ()
-    access(reading, op, "atomic", pointer.resolved(), conditions)
+    conditions, by_data = _mask(reading, rest[-1]) if masked else ((), False)
+    access(reading, op, "atomic", pointer.resolved(), conditions, by_data)
     if op.text.startswith("fadd"):
         pipe = Pipe("vector", "float64" if value.kind.element == "f64" else "float32")
         reading.spend("atomic", value.kind, 1, conditions, pipe)
     return [Known(value.kind, vague=True)] if op.results else ()
 
 
-def _mask(reading: Reading, mask: Known) -> tuple[Array, ...]:
-    """The conditions of a mask; those of data are taken to hold."""
+def _mask(reading: Reading, mask: Known) -> tuple[tuple[Array, ...], bool]:
+    """The conditions of a mask, and whether there are some of data, which are taken to hold."""
     try:
         found = mask.resolved()
     except Apart:
         if not reading.rough:
             raise
         reading.note("a mask that is too large to write out is taken to hold")
-        return ()
+        return (), True
     if not found.is_known:
         reading.note("a mask depends on data: it is taken to hold")
-    return tuple(term for term in found.terms if not (term.size == 1 and term.all())) if not found.vague else ()
+    if found.vague:
+        return (), True
+    return tuple(term for term in found.terms if not (term.size == 1 and term.all())), not found.is_known
 
 
-def access(reading: Reading, op: Operation, what: str, pointer: Known, conditions: Sequence[Array]) -> None:
-    """Count an access of a block of pointers under some conditions."""
+def access(
+    reading: Reading, op: Operation, what: str, pointer: Known, conditions: Sequence[Array], by_data: bool
+) -> None:
+    """Count an access of a block of pointers under some conditions, to which data may add others."""
     if not reading.counting:
         return
     shape, element = pointer.kind.shape, pointer.kind.pointee
     made = Access(pointer.base, what, itemsize_of(element), op.place)
     own = reading.ledger.accesses.setdefault(id(op), made)
+    own.at_most |= by_data or reading.by_data
     elements = reading.times(conditions, shape)
     if not elements:
         return

@@ -77,20 +77,27 @@ def _program_count(reading: Reading, op: Operation) -> Sequence[Known]:
 _PIPES = {"f16": "float16", "bf16": "bfloat16", "i8": "int8", "f64": "float64"}
 
 
-def _pipe(op: Operation, kind: Type) -> Pipe:
-    """Float32 runs on tensor cores unless full precision is asked for (``inputPrecision``)."""
+#: ``inputPrecision`` of a product of float32 → the pipe of tensor cores, and products on it that it is the sum of
+_PRECISIONS = {"tf32": ("tf32", 1), "tf32x3": ("tf32", 3), "bf16x3": ("bfloat16", 3), "bf16x6": ("bfloat16", 6)}
+
+
+def _pipe(op: Operation, kind: Type) -> tuple[Pipe, int]:
+    """The pipe of a product, and how many products there it takes: float32 runs on tensor cores where less than full
+    precision is asked for."""
     if kind.element in _PIPES:
-        return Pipe("tensor", _PIPES[kind.element])
+        return Pipe("tensor", _PIPES[kind.element]), 1
     if kind.element.startswith("f8"):
-        return Pipe("tensor", "fp8")
-    if "inputPrecision" in op.text and "ieee" not in op.text:
-        return Pipe("tensor", "tf32")
-    return Pipe("vector", "float32")
+        return Pipe("tensor", "fp8"), 1
+    asked = op.text.partition("inputPrecision = ")[2].partition(",")[0].strip().lower()
+    if asked in _PRECISIONS:
+        dtype, passes = _PRECISIONS[asked]
+        return Pipe("tensor", dtype), passes
+    return Pipe("vector", "float32"), 1
 
 
 def _dot(reading: Reading, op: Operation) -> Sequence[Known]:
-    a, b = reading.operands(op)[:2]
-    return _product(reading, op, a, b, _pipe(op, a.kind))
+    pipe, passes = _pipe(op, reading.get(op.operands[0]).kind)
+    return _product(reading, op, pipe, passes=passes)
 
 
 #: how ``tt.dot_scaled`` names what it multiplies, and elements in a byte of it
@@ -102,13 +109,12 @@ def _dot_scaled(reading: Reading, op: Operation) -> Sequence[Known]:
     named = [word for word in op.text.replace("=", " ").replace(",", " ").split() if word in _SCALED]
     kinds = [_SCALED[word] for word in named[:2]] or [("fp8", 1)]
     pipe = max(kinds, key=lambda kind: ("fp4", "fp8", "bfloat16", "float16").index(kind[0]))[0]
-    a, b = reading.operands(op)[:2]
     packed = kinds[0][1] if "lhs_k_pack = false" not in op.text else 1
-    return _product(reading, op, a, b, Pipe("tensor", pipe), packed)
+    return _product(reading, op, Pipe("tensor", pipe), packed)
 
 
-def _product(reading: Reading, op: Operation, a: Known, b: Known, pipe: Pipe, packed: int = 1) -> Sequence[Known]:
-    kind = op.types[-1]
+def _product(reading: Reading, op: Operation, pipe: Pipe, packed: int = 1, passes: int = 1) -> Sequence[Known]:
+    (a, b), kind = reading.operands(op)[:2], op.types[-1]
     (*batch, m, k), n = a.kind.shape, kind.shape[-1]
     k *= packed
     if reading.counting:
@@ -116,11 +122,11 @@ def _product(reading: Reading, op: Operation, a: Known, b: Known, pipe: Pipe, pa
         both = [np.expand_dims(array, -2) for array in a.live if packed == 1]
         if packed == 1 and b.kind.shape[-2] == k:
             both += [np.expand_dims(np.swapaxes(array, -1, -2), -3) for array in b.live]
-        loaded, every = reading.times(both, box), reading.times((), box)
+        loaded, every = passes * reading.times(both, box), passes * reading.times((), box)
         size = op.types[0].element
         width = {"f32": 4.0, "f64": 8.0, "f16": 2.0, "bf16": 2.0}.get(size, 1.0) / packed
         dot = reading.ledger.dots.setdefault(id(op), DotCount(m, n, k, pipe, width))
-        dot.runs += reading.times((), batch)
+        dot.runs += passes * reading.times((), batch)
         dot.multiply_adds += loaded
         reading.ledger.flops["dot", pipe] += 2 * loaded
         reading.ledger.block_flops[pipe] += 2 * every
@@ -141,17 +147,13 @@ def _reduced(reading: Reading, op: Operation) -> Sequence[Known]:
         return [Known(other, vague=True, live=value.live) for other, value in zip(results, given, strict=False)]
     made = []
     for other, value in zip(results, given, strict=False):
-        live = tuple(_any(array, reading.depth + axis) for array in value.live)
+        live = tuple(np.any(array, axis=reading.depth + axis) for array in value.live)
         made.append(_extreme_of(op, other, value, reading.depth + axis, live))
     return made
 
 
 def _shared(given: Sequence[Known]) -> list[Array]:
     return list({id(array): array for value in given for array in value.live}.values())
-
-
-def _any(array: Array, axis: int) -> Array:
-    return np.any(array, axis=axis)
 
 
 def _extreme_of(op: Operation, kind: Type, value: Known, axis: int, live: tuple[Array, ...]) -> Known:
@@ -176,12 +178,13 @@ def _if(reading: Reading, op: Operation) -> Sequence[Known]:
         if conditions and not conditions[0].any():
             results.append(None)
             continue
-        before = reading.active
+        before, was = reading.active, reading.by_data
+        reading.by_data |= not conditions
         if conditions and not conditions[0].all():
             reading.active = (*before, *conditions)
         for block in region:
             reading.block(block)
-        reading.active = before
+        reading.active, reading.by_data = before, was
         last = region[-1].ops[-1] if region and region[-1].ops else None
         results.append(reading.operands(last) if last is not None and last.name == "scf.yield" else [])
     taken = [made for made in results if made is not None]
@@ -207,6 +210,11 @@ def _chosen(kind: Type, yes: tuple[Array, ...], a: Known, b: Known) -> Known:
     return Known(kind, (*same, chosen), base=a.base)
 
 
+def _assembly(reading: Reading, op: Operation) -> Sequence[Known]:
+    reading.note("inline assembly is not read: none of its FLOPs are counted")
+    return [unknown(kind, reading.operands(op)) for kind in result_types(op)]
+
+
 def _nothing(reading: Reading, op: Operation) -> Sequence[Known]:
     return ()
 
@@ -230,6 +238,7 @@ STRUCTURES: Mapping[str, Structure] = {
     "scf.for": loops.counted_loop,
     "scf.while": loops.while_loop,
     "tt.call": _called,
+    "tt.elementwise_inline_asm": _assembly,
     **dict.fromkeys(("tt.return", "tt.print", "tt.assert", "scf.yield", "scf.condition", "cf.br", "cf.cond_br",
                      "ub.poison", "llvm.intr.assume"), _nothing),
 }  # fmt: skip

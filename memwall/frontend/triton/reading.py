@@ -28,7 +28,8 @@ class LaunchRead:
 
 class Reading:
     """A reading over some programs. ``rough``: what does not fit in memory is not followed, instead of read in parts.
-    ``sizes`` are those of the axes of programs and loops, ``active`` conditions under which what is read runs."""
+    ``sizes`` are those of the axes of programs and loops, ``active`` conditions under which what is read runs, and
+    ``by_data`` says that data decides it too."""
 
     def __init__(self, asked: LaunchRead, programs: Array, structures: Mapping[str, Structure], *, rough: bool) -> None:
         self.kernel, self.rough, self.trips = asked.kernel, rough, asked.trips
@@ -37,6 +38,7 @@ class Reading:
         self.values: dict[str, Known] = {}
         self.sizes: list[int] = [len(programs)]
         self.active: tuple[Array, ...] = ()
+        self.by_data = False
         self.grid = x, y, _ = asked.grid
         self.program = (programs % x, programs // x % y, programs // (x * y))
         self.counting = True
@@ -57,12 +59,14 @@ class Reading:
     def run(self) -> None:
         """Read the whole kernel: its blocks in order, each under the conditions under which it is jumped to."""
         entered: dict[str, list[tuple[tuple[Array, ...], Sequence[Known]]]] = {}
+        doubtful: set[str] = set()
         for block in self.kernel.blocks:
             if block.label:
                 ways = entered.get(block.label, [])
                 if not ways:
                     continue
                 self.active = ways[0][0] if len(ways) == 1 else self._either([way for way, _ in ways])
+                self.by_data = block.label in doubtful
                 for at, (name, kind) in enumerate(block.arguments):
                     found = [given[at] for _, given in ways]
                     self.values[name] = found[0] if len(found) == 1 else unknown(kind, found)
@@ -70,6 +74,8 @@ class Reading:
             if block.ops and (last := block.ops[-1]).name in ("cf.cond_br", "cf.br"):
                 for label, conditions, given in self._jumps(last):
                     entered.setdefault(label, []).append(((*self.active, *conditions), given))
+                    if self.by_data or (last.name == "cf.cond_br" and not conditions):
+                        doubtful.add(label)
 
     def _either(self, ways: list[tuple[Array, ...]]) -> tuple[Array, ...]:
         """What holds where one of several ways leads: none of them, where they are many."""

@@ -13,11 +13,12 @@ from memwall.core.cache import cache_folder, keep, kept
 from memwall.core.errors import UsageError
 from memwall.core.sources import source_hash
 from memwall.frontend.triton.ir import read_kernel
-from memwall.frontend.triton.launch import TritonCall, capability_of, launch_of
+from memwall.frontend.triton.launch import TritonCall, launch_of, target_of_gpu
 from memwall.frontend.triton.ledger import SECTOR_BYTES, Access, Ledger
 from memwall.frontend.triton.places import Runs, joined
 from memwall.frontend.triton.reader import read
 from memwall.frontend.triton.reading import LaunchRead
+from memwall.frontend.triton.values import Array
 from memwall.hardware.lookup import Gpu
 from memwall.ops.triton import WORK, BlockProduct, KernelWork, MemoryOperation, work_of
 
@@ -77,6 +78,7 @@ def work_of_launch(launch: TritonCall, rooms: Mapping[str, Room], trips: int = 1
         ),
         trips=tuple(trips for trips, _ in ledger.trips.values()),
         notes=tuple(notes),
+        options=launch.options,
     )
 
 
@@ -105,7 +107,7 @@ def kernel_work(kernel: Any, grid: Any, *args: Any, gpu: Gpu | None = None, **op
         UsageError: Triton refuses the kernel or the launch.
         Unsupported: the kernel has what the reader does not know.
     """
-    launch = launch_of(kernel, grid, args, options, capability_of(gpu))
+    launch = launch_of(kernel, grid, args, options, target_of_gpu(gpu))
     given = {**dict(zip(kernel.arg_names, args, strict=False)), **options}
     bases = {name: getattr(value, "base", value) for name, value in given.items()}  # of descriptors of the host
     return work_of_launch(launch, rooms_of({name: each for name, each in bases.items() if hasattr(each, "numel")}))
@@ -132,13 +134,21 @@ def _in_one(accesses: Sequence[Access], rooms: Mapping[str, Room]) -> int:
     for access in accesses:
         room, size = _room_of(access, rooms), int(access.itemsize)
         offset = room.offset_bytes if room is not None else 0
-        runs += [(starts * size + offset, ends * size + offset) for starts, ends in access.runs]
+        runs += [_inside(access, room, starts * size + offset, ends * size + offset) for starts, ends in access.runs]
         by_data = max(by_data, access.by_data * size)
         most = max(most, room.nbytes if room is not None else by_data)
     if runs:
         starts, ends = joined(runs)
         known = int((ends - starts).sum())
     return max(known, min(by_data, most))
+
+
+def _inside(access: Access, room: Room | None, starts: Array, ends: Array) -> Runs:
+    """Runs of bytes; of an access of which data decides how much it touches, those that the storage has."""
+    if room is None or not access.at_most:
+        return starts, ends
+    kept = (starts < room.stored_bytes) & (ends > 0)
+    return starts[kept].clip(min=0), ends[kept].clip(max=room.stored_bytes)
 
 
 def _operation(access: Access, rooms: Mapping[str, Room]) -> MemoryOperation:
@@ -157,7 +167,7 @@ def _operation(access: Access, rooms: Mapping[str, Room]) -> MemoryOperation:
 def _beyond(access: Access, rooms: Mapping[str, Room]) -> int:
     """Bytes between the end of a tensor's storage and the last byte that is touched, or the first and its start."""
     room, most = _room_of(access, rooms), 0
-    for starts, ends in access.runs if room is not None else ():
+    for starts, ends in access.runs if room is not None and not access.at_most else ():
         if room is not None and len(starts):
             first, last = (int(at * access.itemsize) + room.offset_bytes for at in (starts[0], ends[-1]))
             most = max(most, last - room.stored_bytes, -first)

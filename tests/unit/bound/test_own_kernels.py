@@ -54,16 +54,20 @@ def work(**changes):
     return KernelWork(**{**plain, **changes})
 
 
+PRODUCTS = work(products=(BlockProduct(128, 128, 64, "tensor.float16", 2.0, 10, 10),))
+
+
 @pytest.mark.parametrize(
     ("kernel", "does", "said"),
     [
         (own(spilled_bytes=64), work(), "spills 64 B"),
-        (own(), work(products=(BlockProduct(128, 128, 64, "tensor.float16", 2.0, 10, 10),)), "without tensor cores"),
+        (own(), PRODUCTS, "without tensor cores"),
+        (own(tensor_instruction="mma.sync", load_bytes=(2, 4)), PRODUCTS, "loads 4 of 16 bytes at once"),
         (own(sector_share=0.25), work(), "use 25 % of the sectors"),
         (own(programs=66, waves=0.5), work(), "66 programs fill 50 % of the GPU once"),
         (own(), work(flops=(("arithmetic", "vector.float32", 40),), block_flops=(("vector.float32", 100),)), "60 %"),
     ],
-    ids=["spills", "no tensor cores", "apart", "few", "masked"],
+    ids=["spills", "no tensor cores", "narrow", "apart", "few", "masked"],
 )
 def test_what_costs_time_is_said(kernel, does, said):
     (hint,) = _hints(kernel, does)

@@ -215,6 +215,18 @@ CASES = [
     # 8 x 64 x 196: an add, a square and an add; a channel: two divisions, a square, a subtraction, and sums of 2 x 256
     Case("channel_moments", (64,), (T(F32, 8, 64, 196), T(F32, 64), T(F32, 64), 8, 64, 196), {"BLOCK": 256},
          401_408, 512, {"arithmetic": 3 * 100_352 + 64 * 4, "reduction": 64 * 512}),
+    # 64 tiles of 32 steps on 108 programs: 104 do 19 steps, 4 do 18. None does a whole tile, so each adds to one for
+    # each of 108 + 63 - 3 stretches: 63 borders of tiles, of which 3 are borders of programs (19 x 32, 64 and 96)
+    Case("matmul_stream_k", (108,), (T(F16, 1024, 1024), T(F16, 1024, 1024), T(F32, 1024, 1024), 1024, 1024, 2048),
+         {"BM": 128, "BN": 128, "BK": 32}, 2 * 2_097_152 + 4_194_304, 4_194_304,
+         {"dot": 2_147_483_648, "atomic": 168 * 16_384}),
+    # three products of TF32, or six of bfloat16, for one of float32: 2 x 64^3 each
+    *(Case("matmul_precise", (1,), several(3, F32, 64, 64), {"N": 64, "PRECISION": asked}, 32_768, 16_384,
+           {"dot": count * 524_288})
+      for asked, count in (("ieee", 1), ("tf32", 1), ("tf32x3", 3), ("bf16x3", 3), ("bf16x6", 6))),
+    # lengths are data: all 8 blocks of 128 of each of 100 rows of 1000 run, but touch no more than there is
+    Case("double_ragged", (100, 8), (T(F32, 100, 1000), T(I32, 100), T(F32, 100, 1000), 1000), {"BLOCK": 128},
+         400_400, 400_000, {"arithmetic": 102_400}),
 ]  # fmt: skip
 
 
@@ -223,3 +235,36 @@ def test_flops_and_bytes_are_those_by_hand(case):
     work = case.work()
     assert {kind: count for kind, _, count in work.flops} == case.flops
     assert (work.read_bytes, work.write_bytes) == (case.read, case.write)
+
+
+@pytest.mark.parametrize(
+    ("precision", "pipe"), [("ieee", "vector.float32"), ("tf32x3", "tensor.tf32"), ("bf16x6", "tensor.bfloat16")]
+)
+def test_products_of_float32_run_where_their_precision_says(precision, pipe):
+    work = kernel_work(kernels.matmul_precise, (1,), *several(3, F32, 64, 64), N=64, PRECISION=precision)
+    assert [where for _, where, _ in work.flops] == [pipe]
+
+
+def test_what_data_may_mask_is_not_said_to_lie_beyond_a_tensor():
+    work = kernel_work(
+        kernels.double_ragged, (100, 8), T(F32, 100, 1000), T(I32, 100), T(F32, 100, 1000), 1000, BLOCK=128
+    )
+    assert not any("beyond" in note for note in work.notes)
+
+
+def test_inline_assembly_is_said_not_to_be_counted():
+    work = kernel_work(kernels.exp2_assembly, (8,), T(F32, 1024), T(F32, 1024), BLOCK=128)
+    assert work.notes == ("inline assembly is not read: none of its FLOPs are counted",)
+
+
+def test_on_amd_a_launch_takes_options_of_its_compiler():
+    given = (*several(3, F32, 1024), 1024)
+    work = kernel_work(kernels.vector_add, (1,), *given, gpu=load_gpu("mi300x"), BLOCK=1024, waves_per_eu=2)
+    assert work.options == (("waves_per_eu", 2),)
+
+
+def test_products_of_float32_keep_their_precision_where_the_gpu_has_no_tf32():
+    given = (*several(3, F32, 128, 128), 128, 128, 128, 128, 1, 128, 1, 128, 1)
+    blocks = {"BM": 128, "BN": 128, "BK": 32, "GROUP": 8, "ACTIVATION": ""}
+    works = [kernel_work(kernels.matmul, (1,), *given, gpu=load_gpu(gpu), **blocks) for gpu in ("h100", "mi210")]
+    assert [work.flops[0][1] for work in works] == ["tensor.tf32", "vector.float32"]

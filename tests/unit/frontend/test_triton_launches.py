@@ -12,6 +12,7 @@ import triton
 
 import memwall
 from memwall.core.errors import UsageError
+from memwall.frontend.targets.launching import Launching
 from memwall.ops.triton import work_of
 from tests.unit import triton_kernels as kernels
 
@@ -96,8 +97,6 @@ def test_a_launch_that_dynamo_captures_is_in_its_graph():
 
 
 def launched(function):
-    from memwall.frontend.targets.launching import Launching
-
     return memwall.profile(Launching(function), ())
 
 
@@ -113,7 +112,18 @@ def test_a_matmul_is_priced_in_its_own_tiles():
 
     (launch,) = launched(launch).costs[0][-1].launches
     # 8 x 4 tiles of 128 x 256, each 1024 deep
-    assert (type(launch).__name__, launch.m, launch.n, launch.k) == ("Gemm", 32 * 128, 256, 1024)
+    assert (launch.tile, launch.m, launch.n, launch.k) == ((128, 256), 32 * 128, 256, 1024)
+
+
+def test_a_matmul_of_few_tiles_is_not_split_along_k():
+    def launch():
+        blocks = {"BM": 128, "BN": 128, "BK": 64, "GROUP": 8, "ACTIVATION": ""}
+        sizes = (128, 128, 65536, 65536, 1, 128, 1, 128, 1)
+        kernels.matmul[(1,)](halves(128, 65536), halves(65536, 128), halves(128, 128), *sizes, **blocks)
+
+    (kernel,) = launched(launch).simulations[0].kernels
+    # 2 x 128 x 128 x 65536 FLOP on one of 132 multiprocessors, which share 989.4 TFLOP/s: 286 us at the peak
+    assert kernel.time_s > 286e-6
 
 
 def test_attention_is_priced_as_fused_attention():
@@ -150,18 +160,29 @@ def test_a_stride_of_three_asks_for_all_sectors():
 # -- configurations, and what is noted ---------------------------------------------------------------------------------
 
 
-def test_an_autotuned_kernel_takes_its_first_configuration():
+def tuned():
     configs = [triton.Config({"BLOCK": size}, num_warps=size // 128) for size in (512, 1024)]
-    tuned = triton.autotune(configs=configs, key=["n"])(kernels.vector_add)
+    kernel, x = triton.autotune(configs=configs, key=["n"])(kernels.vector_add), torch.empty(4096, device="meta")
+    kernel[lambda meta: (triton.cdiv(4096, meta["BLOCK"]),)](x, x, torch.empty(4096, device="meta"), 4096)
 
-    def launch():
-        x = torch.empty(4096, device="meta")
-        tuned[lambda meta: (triton.cdiv(4096, meta["BLOCK"]),)](x, x, torch.empty(4096, device="meta"), 4096)
 
-    made = launched(launch)
+def test_an_autotuned_kernel_takes_its_first_configuration():
+    made = launched(tuned)
     work = work_of(made.graph.ops[-1].attributes)
     assert (work.grid, work.num_warps) == ((8, 1, 1), 4)
     assert any("the first of its 2 configurations" in note for note in made.traced.notes)
+
+
+@pytest.mark.parametrize("asked", ["config=2", "config=BLOCK=1024", "config=num_warps=8"])
+def test_the_user_names_a_configuration(asked):
+    made = memwall.profile(Launching(tuned), (), assume=asked)
+    assert work_of(made.graph.ops[-1].attributes).num_warps == 8
+
+
+@pytest.mark.parametrize("asked", ["config=3", "config=BLOCK=2048", "config=BLOCK=512,num_warps=8"])
+def test_a_configuration_that_there_is_not_is_refused(asked):
+    with pytest.raises(UsageError, match=rf"--assume {asked}: triton.vector_add has 2 configurations: BLOCK: 512"):
+        memwall.profile(Launching(tuned), (), assume=asked)
 
 
 def test_heuristics_are_applied():
@@ -202,8 +223,6 @@ def test_loops_whose_end_data_decides_run_as_often_as_is_assumed():
     def launch():
         x, ends = torch.empty(65536, 128, device="meta"), torch.empty(65, dtype=torch.int32, device="meta")
         kernels.ragged_sums[(64,)](x, ends, torch.empty(64, 128, device="meta"), D=128, BLOCK=64)
-
-    from memwall.frontend.targets.launching import Launching
 
     cost = memwall.profile(Launching(launch), (), assume="trips=8").costs[0][-1]
     # 64 sequences x 8 blocks of 64 rows of 128: a sum each; the sums of 128 added up 8 times; and 65 ends of 4 bytes
@@ -305,6 +324,20 @@ def test_warmup_gives_a_kernel_with_its_registers_that_can_be_launched():
 
 
 # -- compiled ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_most_registers_that_a_launch_allows_are_kept_to():
+    from memwall.hardware.lookup import load_gpu
+    from memwall.wings import part
+
+    def launch():
+        x = torch.empty(64, 8000, device="meta")
+        kernels.softmax_row[(64,)](torch.empty_like(x), x, 8000, 8000, 8000, BLOCK=8192, maxnreg=32)
+
+    built = part("codegen.built_kernel")(work_of(launched(launch).graph.ops[-1].attributes), load_gpu("h100"))
+    assert built.registers <= 32
+    assert built.spilled_bytes > 0  # each of 128 threads holds 64 numbers
 
 
 @pytest.mark.slow

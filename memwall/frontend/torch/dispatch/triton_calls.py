@@ -22,7 +22,8 @@ from memwall.core import compat
 from memwall.core.errors import Unsupported, UsageError
 from memwall.frontend.torch.dispatch.recorder import Recorder
 from memwall.frontend.torch.dispatch.tensors import freeze
-from memwall.frontend.triton.launch import capability_of, launch_of
+from memwall.frontend.torch.values.assumptions import Assumptions, Basis
+from memwall.frontend.triton.launch import launch_of, target_of_gpu
 from memwall.frontend.triton.work import remember, rooms_of, work_of_launch
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
 from memwall.ops.triton import WORK, KernelWork
@@ -64,21 +65,47 @@ class _Launches:
     gpu: Gpu
     known: dict[Any, KernelWork | None] = field(default_factory=dict)
 
+    @property
+    def assumptions(self) -> Assumptions | None:
+        """What the user assumes, where the trace follows values."""
+        return self.recorder.known.assumptions if self.recorder.known is not None else None
+
     def tune(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The first configuration that the kernel's own rules leave: which is fastest only timing says."""
-        given = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
-        configs, chosen = list(tuner.configs), dict[str, Any]()
-        if configs:
+        """The configuration that the user names, else the first that the kernel's own rules leave: which is fastest
+        only timing says."""
+        chosen = dict[str, Any]()
+        if tuner.configs:
             tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+            config = self.configuration(tuner, kwargs)
+            chosen = config.all_kwargs()
+            if config.pre_hook is not None:
+                config.pre_hook({**tuner.nargs, **kwargs, **chosen})
+        tuner.fn.run(*args, **{**kwargs, **chosen})
+
+    def configuration(self, tuner: Any, kwargs: Mapping[str, Any]) -> Any:
+        """A configuration of an autotuned kernel. Raises ``UsageError``: it has none that is asked for."""
+        name, configs = f"triton.{getattr(tuner.base_fn, '__name__', 'a kernel')}", list(tuner.configs)
+        asked, basis = self.assumptions.unasked("config") if self.assumptions is not None else (None, Basis(""))
+        if asked is None:
             with contextlib.suppress(Exception):  # rules that ask a device
                 configs = list(tuner.prune_configs(kwargs)) or configs
-            chosen = configs[0].all_kwargs()
-            if configs[0].pre_hook is not None:
-                configs[0].pre_hook({**given, **chosen})
             if len(configs) > 1:
-                name = getattr(tuner.base_fn, "__name__", "a kernel")
-                self.note(f"triton.{name} is autotuned: the first of its {len(configs)} configurations is taken")
-        tuner.fn.run(*args, **{**kwargs, **chosen})
+                self.note(
+                    f"{name} is autotuned: the first of its {len(configs)} configurations is taken"
+                    " (--assume config=N for another)"
+                )
+            return configs[0]
+        assert self.assumptions is not None  # it was asked
+        self.assumptions.note(basis.text)
+        if isinstance(asked, int):
+            found = configs[asked - 1 : asked]
+        else:
+            settings = [(each, each.all_kwargs()) for each in configs]
+            found = [each for each, has in settings if all(str(has.get(k)) == v for k, v in asked.items())]
+        if not found:
+            shown = "; ".join(map(str, configs[:_SHOWN]))
+            raise UsageError(f"--assume {basis.text}: {name} has {len(configs)} configurations: {shown}")
+        return found[0]
 
     def run(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a launch of a kernel; what ``warmup()`` compiles is compiled, and returned."""
@@ -116,14 +143,12 @@ class _Launches:
             self.note(f"{name} is written in Gluon, whose IR is not read: its tensors are counted")
             return None
         try:
-            launch = launch_of(kernel, grid, args, kwargs, capability_of(self.gpu))
+            launch = launch_of(kernel, grid, args, kwargs, target_of_gpu(self.gpu))
         except UsageError as error:
             where = self.recorder.lines.here()
             raise UsageError(f"{error} (launched at {where})" if where else str(error)) from error
         rooms = rooms_of(tensors)
-        known = self.recorder.known
-        assumptions = known.assumptions if known is not None else None
-        trips = assumptions.unasked("trips")[0] if assumptions is not None else 1
+        trips = self.assumptions.unasked("trips")[0] if self.assumptions is not None else 1
         key = launch, tuple(rooms.items()), trips
         if key not in self.known:
             try:
@@ -143,7 +168,7 @@ class WarmKernel:
 
     def __init__(self, kernel: Any, options: Mapping[str, Any], built: Any) -> None:
         self._kernel, self._options = kernel, {name: options[name] for name in _SETTINGS if name in options}
-        self.n_regs, self.n_spills = built.registers, built.spilled_bytes // _REGISTER_BYTES
+        self.n_regs, self.n_spills = built.registers, built.stack_bytes // _REGISTER_BYTES
         self.metadata = SimpleNamespace(shared=built.shared_bytes, num_warps=built.num_warps, name=kernel.__name__)
 
     def _init_handles(self) -> None:
@@ -153,6 +178,8 @@ class WarmKernel:
         return lambda *args, **kwargs: self._kernel.run(*args, grid=grid, warmup=False, **{**self._options, **kwargs})
 
 
+#: configurations that a message names
+_SHOWN = 4
 #: options of a launch that a compiled kernel keeps, and bytes of a register
 _SETTINGS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 _REGISTER_BYTES = 4

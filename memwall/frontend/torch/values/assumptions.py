@@ -42,6 +42,17 @@ def _number(text: str) -> float:
     return value
 
 
+def _configuration(text: str) -> Mapping[str, str] | int | None:
+    """A number from 1 on, or settings by name; None: the first that the kernel's own rules leave."""
+    if text == "first":
+        return None
+    if not text.isdecimal():
+        return dict(part.split("=") for part in text.split(","))
+    if not int(text):
+        raise ValueError
+    return int(text)
+
+
 def _one_of(**choices: Any) -> Read:
     return choices.__getitem__
 
@@ -91,6 +102,12 @@ KINDS: Mapping[str, AssumptionKind] = {
     ),
     "trips": AssumptionKind(
         _count, "a whole number of at least 0", "1", "how often a loop of a Triton kernel runs whose end data decides"
+    ),
+    "config": AssumptionKind(
+        _configuration,
+        "a number from 1 on, settings such as BLOCK=128,num_warps=8, or first",
+        "first",
+        "which configuration of an autotuned Triton kernel runs",
     ),
 }
 
