@@ -26,13 +26,13 @@ from typing import Any
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.base import Call, Cost
 from memwall.ops.domains import group_ends
-from memwall.ops.experts import expected_active
 from memwall.ops.launches import Launch, Stream
 from memwall.ops.passes import pass_over
 from memwall.ops.product_launches import Gemm, QuantisedGemm, VectorGemm
 from memwall.ops.quantised import kernels_of
 from memwall.ops.registry import define, formula
 from memwall.ops.results import products as results
+from memwall.ops.routing import expected_active
 
 op = partial(formula, "contraction")
 

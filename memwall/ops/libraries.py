@@ -18,7 +18,6 @@ from memwall.ops import sequence_rules as sequence
 from memwall.ops import table_calls
 from memwall.ops.base import Call, Cost
 from memwall.ops.contraction import product_pipe
-from memwall.ops.experts import expected_active
 from memwall.ops.launches import Plain, Stream
 from memwall.ops.passes import streamed, vector_flops
 from memwall.ops.product_launches import Gemm
@@ -26,6 +25,7 @@ from memwall.ops.recorded import Recorded, Specs
 from memwall.ops.registry import Formula, call_of, classify, cost_of, define
 from memwall.ops.results import attributes_of
 from memwall.ops.results.products import attention, attention_backward
+from memwall.ops.routing import expected_active
 from memwall.ops.schemas import library_schemas
 from memwall.ops.sequence_rules import Counted, Rule
 

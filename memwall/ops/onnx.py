@@ -15,12 +15,13 @@ from dataclasses import replace
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost, fetched_bytes
 from memwall.ops.contraction import product_pipe
-from memwall.ops.experts import SCHEMES, cost_of_experts, loads_of
+from memwall.ops.experts import SCHEMES, cost_of_experts
 from memwall.ops.normalization import layer_norm, rms_norm
 from memwall.ops.passes import streamed, vector_flops
 from memwall.ops.product_launches import QuantisedGemm
 from memwall.ops.quantised import kernels_of
 from memwall.ops.registry import formula
+from memwall.ops.routing import loads_of
 from memwall.ops.serving import ExpertsLaunch
 
 #: bits of a weight → the scheme whose kernels multiply by it

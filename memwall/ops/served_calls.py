@@ -7,8 +7,9 @@ from functools import lru_cache
 
 from memwall.core.graph import ITEMSIZE, Pipe, contiguous
 from memwall.ops import Cost
-from memwall.ops.experts import cost_of_experts, loads_of
+from memwall.ops.experts import cost_of_experts
 from memwall.ops.product_launches import FusedAttention
+from memwall.ops.routing import BY_CHANCE, ExpertRouting, loads_of
 from memwall.ops.serving import ChosenLatent, ExpertsLaunch, LatentLaunch, LatentProduct
 from memwall.ops.sparse_attention import pairs_of
 from memwall.ops.table_calls import cost
@@ -199,9 +200,8 @@ def experts(
     tp: int = 1,
     ep: int = 1,
     dtype: str = "bfloat16",
-    skew: float = 0.0,
+    routing: ExpertRouting = BY_CHANCE,
     gated: bool = True,
-    even: bool = False,
     engine: str = "vllm",
     moved_rows: int = 0,
     alike: bool = False,
@@ -211,17 +211,17 @@ def experts(
     Args:
         tokens: of all ``ep`` GPUs; ``inter`` and ``experts`` are the model's, which ``tp`` and ``ep`` divide.
         dtype: of the weights (:data:`memwall.ops.experts.SCHEMES`).
-        skew: exponent of the power law of the experts' loads; 0: all alike, by chance, or in turn if ``even``.
+        routing: how tokens choose experts.
         engine: whose kernels run: vllm, trtllm or sglang.
         moved_rows: rows that are activated and summed, if more than those of the GPU's experts: vLLM's Triton and
             Marlin kernels take ``tokens * top_k`` where ``ep`` GPUs share the experts.
         alike: all tokens choose the same.
     """
     same = ((tokens, min(top_k, -(-experts // ep))),)
-    loads = same if alike else loads_of(tokens, experts, top_k, ep, skew=skew, even=even)
+    loads = same if alike else loads_of(tokens, experts, top_k, ep, routing)
     columns = -(-inter // tp)
     found = cost_of_experts(tokens, hidden, columns, loads, dtype, engine, gates=1 + gated, moved_rows=moved_rows)
-    if skew or even:  # it is known which experts have rows
+    if routing.is_known:
         return found
     (work,) = found.launches
     assert isinstance(work, ExpertsLaunch)

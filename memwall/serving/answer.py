@@ -10,6 +10,7 @@ from memwall.analysis.limits import Limit
 from memwall.core.units import counted, duration
 from memwall.hardware.lookup import Gpu
 from memwall.ops.quantised import pipe_of
+from memwall.ops.routing import BY_CHANCE
 from memwall.serving.candidates import Best, ServerCandidate, ServerChoice
 from memwall.serving.engines import AskedEngine
 from memwall.serving.launch.reading import ServerLaunch
@@ -19,6 +20,7 @@ from memwall.serving.simulation.steady import Steady
 from memwall.serving.simulation.timing import GpuSteps
 from memwall.serving.simulation.workload import RequestLoad
 from memwall.serving.steps import EngineStep, Layout
+from memwall.serving.steps.kernels import Experts
 
 #: times of later requests from which those with the first ones are said
 _NOTABLE = 1.05
@@ -138,7 +140,22 @@ def notes_of(points: Sequence[Point], model: Model, gpus: Sequence[Gpu], is_join
             f"{', '.join(waiting)}: a lone prompt waits for the CPU, which issues its kernels at the speed of"
             f" {engine} and of the host; its TTFT is alike on faster GPUs"
         )
-    return (*found, *_doubts(ran))
+    return (*found, *_uneven(ran), *_doubts(ran))
+
+
+def _uneven(points: Sequence[Point]) -> list[str]:
+    """What the slowest GPU of each engine does more than others, in a decode step under its last load."""
+    found = []
+    for point in {point.name: point for point in points}.values():
+        if point.steps.straggler < 1:
+            found.append(f"{point.name}: others wait for a GPU at {point.steps.straggler:.0%} of its speed")
+        mixed = [kernel for kernel, _ in point.steps.served.kernels if isinstance(kernel, Experts)]
+        if any(kernel.routing != BY_CHANCE for kernel in mixed):
+            tokens = max(point.decoding.decodes // point.layout.pp, 1)
+            most = max(kernel.imbalance(tokens, point.layout) for kernel in mixed)
+            rows = counted(tokens, "token")
+            found.append(f"{point.name}: of {rows}, the experts of the slowest GPU get {most:.2f} times the mean")
+    return found
 
 
 def _doubts(points: Sequence[Point]) -> list[str]:

@@ -52,15 +52,17 @@ class Guess:
         else:
             own = replace(stored_in(stored, self.model), tp=steps.layout.tp)
             check_layout(self.model.served, own)
-            draft = GpuSteps(self.model.served, steps.gpu, own, steps.cluster, steps.utilization)
+            draft = GpuSteps(
+                self.model.served, steps.gpu, own, steps.cluster, steps.utilization, straggler=steps.straggler
+            )
         return Speculation(draft_tokens=self.draft_tokens, accept=self.accept, draft=draft)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AskedEngine:
     """An engine as it is asked for. ``layout`` has its GPUs, and what was asked of its cache (empty: as the model's
-    configuration says); ``weights``, ``utilization_of``, ``max_context`` and ``price`` are as of :func:`memwall.serve`;
-    ``changes`` are what-ifs."""
+    configuration says); ``weights``, ``utilization_of``, ``max_context``, ``straggler`` and ``price`` are as of
+    :func:`memwall.serve`; ``changes`` are what-ifs."""
 
     model: Model
     gpu: Gpu
@@ -76,6 +78,7 @@ class AskedEngine:
     changes: tuple[GpuChange, ...] = ()
     utilization_of: str = "all"
     max_context: int | None = None
+    straggler: float = 1.0
 
     def server(self) -> Server:
         """Raises UsageError: the layout does not fit the model, or a change is impossible."""
@@ -115,6 +118,7 @@ class AskedEngine:
             most_tokens=self.policy.token_budget,
             most_sequences=self.policy.max_batch,
             utilization_of=self.utilization_of,
+            straggler=self.straggler,
         )
 
 
@@ -170,11 +174,11 @@ def check_layout(kernels: ServedKernels, layout: Layout) -> None:
     ]
     for heads in (kernel.heads for kernel, _ in attending if isinstance(kernel, (Attention, Compressed, Latent))):
         _check_divides(layout.tp, heads, "heads", "tp")
-    experts = [kernel.count for kernel, _ in kernels.kernels if isinstance(kernel, Experts)]
+    experts = {(kernel.count, kernel.routing.copies) for kernel, _ in kernels.kernels if isinstance(kernel, Experts)}
     if layout.ep > 1 and not experts:
         raise UsageError(f"--ep {layout.ep}: the model has no experts to divide")
-    for count in experts:
-        _check_divides(layout.ep, count, "experts", "ep")
+    for count, copies in sorted(experts):
+        _check_copies(layout.ep, count, copies)
     if layout.stage_gpus % layout.ep:
         raise UsageError(
             f"--ep {layout.ep} does not divide the {layout.stage_gpus} GPUs of --tp {layout.tp} and --dp"
@@ -183,6 +187,19 @@ def check_layout(kernels: ServedKernels, layout: Layout) -> None:
     layers = sum(n for _, n in attending)
     if layout.pp > layers:
         raise UsageError(f"{layout.pp} stages are more than the {layers} layers; --pp {layers} is the most")
+
+
+def _check_copies(ep: int, count: int, copies: int) -> None:
+    """Raises UsageError: GPUs do not divide experts and their copies, or there are more copies than other GPUs."""
+    if not copies:
+        _check_divides(ep, count, "experts", "ep")
+    elif copies > (most := count * (ep - 1)):
+        raise UsageError(f"--redundant {copies}: --ep {ep} has room for {most} copies of {count} experts on other GPUs")
+    elif rest := (count + copies) % ep:
+        raise UsageError(
+            f"--redundant {copies}: {ep} GPUs do not divide {count} experts and so many copies; --redundant"
+            f" {copies + ep - rest} does"
+        )
 
 
 def _check_divides(parts: int, count: int, what: str, option: str) -> None:

@@ -49,6 +49,15 @@ class EngineOptions(TypedDict, total=False):
 
     engine: Annotated[str, Option("vllm", "vllm, sglang or trtllm.", metavar="NAME", shown=True)]
     utilization: Annotated[float, Option(UTILIZATION, "Share of a GPU's memory to take.", shown=True)]
+    routing: Annotated[str, Option(
+        "balanced", "How tokens choose experts: balanced, power-law:ALPHA, or a CSV of counts: [layer,]expert,count.",
+        metavar="WAY", shown=True, internal=True)]  # fmt: skip
+    redundant: Annotated[int | None, Option(
+        None, "Copies of the experts with most rows, placed as DeepSeek's EPLB does. [default: experts lie in order]",
+        least=0, metavar="N", internal=True)]  # fmt: skip
+    straggler: Annotated[float, Option(
+        1.0, "One GPU of each engine runs at this share of its speed, and the others wait. [default: 1]",
+        metavar="SHARE", internal=True)]  # fmt: skip
 
 
 class EngineLayout(EngineOptions, total=False):
@@ -132,6 +141,10 @@ class ServeOptions(ServerOptions, LoadOptions, total=False):
         images: images of each request, in front of its text, of the height and width ``image``, as in ``"1024x1024"``;
             the prompt is the tokens of text behind them.
         rate: requests per second at random times, instead of clients.
+        routing: how tokens choose experts: ``balanced``, by chance and all alike; ``power-law:ALPHA``; or a CSV of
+            counts, ``expert,count`` or ``layer,expert,count``. ``redundant`` copies of the experts with most rows are
+            made and placed as DeepSeek's EPLB does; None: experts lie in their order.
+        straggler: the share of its speed at which one GPU of each engine runs.
         weights, kv: a key of :data:`WEIGHTS` and of :data:`CACHES`; ``model`` takes what its configuration says.
         prefix_hit: share of a prompt that is in the cache already.
         utilization: share of a GPU's memory that the server takes: of ``all`` of it, or as ``utilization_of`` says, of

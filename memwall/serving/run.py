@@ -27,9 +27,12 @@ from memwall.serving.simulation.steady import largest_batch
 from memwall.serving.simulation.timing import GpuSteps
 from memwall.serving.simulation.workload import Lengths, RequestLoad, read_trace
 from memwall.serving.steps import EngineStep, Layout
+from memwall.serving.steps.routing import read_routing, routed
 
 #: tokens of a prompt where none are given, and of a decoder's whose encoder reads something else
 PROMPT, DECODER_PROMPT = 1024, 4
+#: in the note of a traced step whose experts are all alike
+_BY_CHANCE = "experts=balanced"
 #: what names the model's own module as a draft, and tokens that another model guesses where no number is given
 OWN, DRAFT_TOKENS = "mtp", 4
 
@@ -64,7 +67,7 @@ def serve(
     """
     target, line = _launched(target, launch)
     said = filled(ServeOptions, server if line is None else line.merged(server))
-    _check_engine(said.kv, said.engine, said.utilization)
+    check_engine(said, said.kv)
     gpus = load_gpus([gpu] if isinstance(gpu, (str, Gpu)) else gpu)
     limits = tuple(objective(text) for text in slo)
     answer = Lengths.parse(said.generate, said.lengths)
@@ -77,6 +80,7 @@ def serve(
     read = partial(read_model, dtype=said.dtype, tokens=longest, prompt=said.prompt)
     images = _images(said, isinstance(target, Model))
     model = target if isinstance(target, Model) else read(target, weights=said.weights, images=images)
+    model = with_routing(model, said)
     loads = _of_model(model, said, loads, load_of)
     guess = None if said.draft is None else _guess(model, said.draft, read, said.draft_tokens, said.accept)
     servers = _engines(model, gpus, prices, said, Scheduling(policy, line), guess)
@@ -163,6 +167,7 @@ def _engines(
             policy=scheduling.of(each, said, 1 + guess.draft_tokens if guess else 1),
             utilization_of=said.utilization_of,
             max_context=said.max_context,
+            straggler=said.straggler,
             closed_form=said.closed_form,
             guess=guess,
             disaggregate=said.disaggregate,
@@ -222,19 +227,32 @@ def own_guess(model: Model, tokens: int | None = None, accept: float = ACCEPT) -
 def steps_of(model: Model, gpu: Gpu, tp: int = 1, **engine: Unpack[EngineLayout]) -> GpuSteps:
     """The steps of one engine; arguments and errors as of :func:`serve`."""
     said = filled(EngineLayout, engine)
-    _check_engine(said.kv, said.engine, said.utilization)
+    check_engine(said, said.kv)
     if lacking := lacks(model.served, gpu):
         raise UsageError(lacking)
     layout = Layout(ep=said.ep, dp=said.dp, pp=said.pp, kv=CACHES[said.kv], engine=said.engine)
-    return steps_in(model, gpu, replace(stored_in(layout, model), tp=tp), said.cluster, said.utilization)
+    layout = replace(stored_in(layout, model), tp=tp)
+    steps = steps_in(with_routing(model, said), gpu, layout, said.cluster, said.utilization)
+    return replace(steps, straggler=said.straggler)
 
 
-def _check_engine(kv: str, engine: str, utilization: float) -> None:
-    for kind, name, names in (("dtype of the cache", kv, CACHES), ("engine", engine, ENGINES)):
+def with_routing(model: Model, said: Any) -> Model:
+    """The model whose tokens choose experts as is asked. Raises UsageError: as ``read_routing`` and ``routed``."""
+    made = routed(model.served, read_routing(said.routing, said.redundant))
+    if made is model.served:
+        return model
+    return replace(model, served=made, notes=tuple(note for note in model.notes if _BY_CHANCE not in note))
+
+
+def check_engine(said: Any, *caches: str) -> None:
+    """Raises UsageError: no such engine or dtype of a cache, or a share that is none."""
+    for kind, name, names in (*(("dtype of the cache", kv, CACHES) for kv in caches), ("engine", said.engine, ENGINES)):
         if name not in names:
             raise unknown(kind, name, names)
-    if not 0 < utilization <= 1:
-        raise UsageError(f"a server takes a share of a GPU's memory above 0 and up to 1, not {utilization:g}")
+    shares = {"takes a share of a GPU's memory": said.utilization, "has a GPU at a share of its speed": said.straggler}
+    for what, share in shares.items():
+        if not 0 < share <= 1:
+            raise UsageError(f"a server {what} above 0 and up to 1, not {share:g}")
 
 
 def _loads(

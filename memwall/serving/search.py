@@ -19,15 +19,15 @@ from memwall.analysis.limits import Limit
 from memwall.core.best_first import best_first
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
-from memwall.core.question import filled, signature_of
+from memwall.core.question import filled, options_of, signature_of
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpus
 from memwall.hardware.prices import check_priced, prices_among
 from memwall.perfmodel.roofline import bound_s, peak_compute_s
 from memwall.serving import Model, Point, serve, steps_of
 from memwall.serving.candidates import ServerCandidate, objective, objective_text, stop
 from memwall.serving.kinds import shared_model
-from memwall.serving.question import SearchOptions
-from memwall.serving.run import PROMPT
+from memwall.serving.question import EngineOptions, SearchOptions
+from memwall.serving.run import PROMPT, check_engine, with_routing
 from memwall.serving.simulation.engine import DEFAULT
 from memwall.serving.simulation.steady import largest_batch
 from memwall.serving.simulation.timing import GpuSteps
@@ -109,11 +109,13 @@ def search(
     said = filled(SearchOptions, load)
     if (said.concurrency is None) == (said.rate is None):
         raise UsageError("say how requests come: concurrency, or a rate")
+    check_engine(said, *said.kv)
     limits = tuple(objective(text) for text in said.slo)
     hardware = {each.name: each for each in load_gpus([gpu] if isinstance(gpu, str) else gpu)}
     prices = prices_among(price, hardware)
     check_priced(prices, hardware)
     run = _EngineSearch(target, hardware, limits, prices, said, Traces(trace_folder() if cache else None), progress)
+    with_routing(run.model(said.weights[0]), said)
     candidates = [
         EngineCandidate({"gpu": name, "weights": scheme, "kv": dtype, **layout}, engines, load)
         for name, scheme, dtype in itertools.product(hardware, said.weights, said.kv)
@@ -168,7 +170,7 @@ class _EngineSearch:
 
     def __post_init__(self) -> None:
         self.prompt = self.said.prompt or PROMPT
-        self.own = {"utilization": self.said.utilization, "engine": self.said.engine}
+        self.own = {name: getattr(self.said, name) for name in options_of(EngineOptions)}
 
     def model(self, scheme: str) -> Model:
         """The model with a scheme of weights."""

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from memwall.core.ranks import read_ranks
 from memwall.hardware.links import Cluster
-from memwall.ops.experts import expected_groups
 from memwall.ops.launches import Message
+from memwall.ops.routing import expected_groups
 from memwall.perfmodel.collectives import CollectiveTime, collective_s, placed
 
 

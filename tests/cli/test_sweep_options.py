@@ -71,6 +71,8 @@ AXES = {
         "gpu": "a100,h100", "tp": "1,2", "ep": "1,2 tp=2 @mixtral", "dp": "1,2", "pp": "1,2",
         "cluster": "dgx-h100,aws-p5 tp=2", "batch": "1,2", "context": "16,32", "weights": "model,fp8",
         "kv": "model,fp8", "dtype": "bf16,fp16", "engine": "vllm,sglang", "utilization": "0.5,0.9",
+        "routing": "balanced,power-law:1.2 @mixtral", "straggler": "0.8,1",
+        "redundant": "2,4 routing=power-law:1.2 tp=2 ep=2 @mixtral",
     },
     "serve": {
         "gpu": "a100,h100", "tp": "1,2", "ep": "1,2 tp=2 @mixtral", "dp": "1,2", "pp": "1,2",
@@ -82,6 +84,8 @@ AXES = {
         "images": "1,2 @llava", "image": "32,64 images=1 @pixtral", "captured": "1,8", "eager": "yes,no",
         "max_batch": "1,2 concurrency=4", "max_context": "64,128 prompt=16 generate=8", "token_budget": "512,1024",
         "whole_prompts": "yes,no", "utilization_of": "all,free",
+        "routing": "balanced,power-law:1.2 @mixtral", "straggler": "0.8,1",
+        "redundant": "2,4 routing=power-law:1.2 tp=2 ep=2 @mixtral",
     },
     "training": {
         "host": "bare-metal,cloud-vm",

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from memwall.bench.accuracy.kinds import Record, Skip
 from memwall.ops import served_calls
-from memwall.ops.experts import SCHEMES, Loads, cost_of_experts, loads_of
+from memwall.ops.experts import SCHEMES, cost_of_experts
+from memwall.ops.routing import IN_TURN, ExpertRouting, Loads, loads_of
 from memwall_lab.tables.base import Call, Table, count, gpu_named, known, size
 
 #: experts of two matrices, with a squared ReLU between them: (hidden, inter, experts) of NVIDIA's Nemotron 3
@@ -23,8 +24,7 @@ _SIZES = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe
 _ALL_ROWS = ("triton_tritonexperts", "marlin", "fused_moe")
 #: DeepSeek-V3: hidden, experts
 _GROUPED = (7168, 256)
-#: routing -> exponent of its power law
-_SKEWS = {"balanced": 0.0, "power_law_1.01": 1.01, "power_law_1.2": 1.2}
+_ROUTINGS = {"balanced": IN_TURN, "power_law_1.01": ExpertRouting(skew=1.01), "power_law_1.2": ExpertRouting(skew=1.2)}
 _LATENT_DTYPES = {"bfloat16": "bfloat16", "fp8": "fp8"}
 _LATENT_PRODUCTS = {"mla_gen_pre": "mla_gen_pre", "mla_gen_post": "mla_gen_post"}
 #: SGLang's kernels that attend to latents in prefill too: their longest rows take the FLOPs of 1088 numbers a pair at
@@ -44,8 +44,8 @@ def _experts(record: Record) -> Call:
     law = record["distribution"]
     if law == "balanced" and "flashinfer_trtllm" in source and (hidden, experts) == _GROUPED:
         raise Skip("DeepSeek-V3's kernels route within groups of experts, not as the table says")
-    skew = float(known(_SKEWS, law, "distribution"))
-    loads = loads_of(tokens, experts, top_k, ep, skew=skew, even=not skew)
+    routing = known(_ROUTINGS, law, "distribution")
+    loads = loads_of(tokens, experts, top_k, ep, routing)
     known(SCHEMES, dtype, "dtype")
     scheme = "bfloat16" if source.startswith("sglang_fused_moe_triton") and "mxfp4" in dtype else dtype
     gates = 1 if (hidden, inter, experts) in _PLAIN else 2
@@ -57,7 +57,7 @@ def _experts(record: Record) -> Call:
         cost = replace(cost, launches=more.launches)
     shape = ",".join(map(str, (*sizes, law)))
     named = f"{engine} {source} {shape}"
-    return Call(op_class="experts", dtype=dtype, shape=named, cost=cost, split=shape, drawn=skew > 0)
+    return Call(op_class="experts", dtype=dtype, shape=named, cost=cost, split=shape, drawn=routing.skew > 0)
 
 
 def _with_others(loads: Loads, tokens: int, top_k: int) -> Loads:

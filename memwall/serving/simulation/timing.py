@@ -72,7 +72,8 @@ def _depends_on(kernel: StepKernel) -> str:
 class GpuSteps:
     """The steps of a model on the GPUs of one engine. ``host`` is the engine's CPU; memory is reserved for activations
     of ``most_tokens`` of a step and as many sequences; ``utilization`` is a share of all memory, of what weights and
-    cache take (``static``), or of what weights and buffers leave for the cache (``free``)."""
+    cache take (``static``), or of what weights and buffers leave for the cache (``free``). The slowest GPU runs its
+    kernels at the share ``straggler`` of its speed, and the others wait for it."""
 
     served: ServedKernels
     gpu: Gpu
@@ -86,6 +87,7 @@ class GpuSteps:
     most_tokens: int = _BUDGET_TOKENS
     most_sequences: int = _BUDGET_SEQUENCES
     utilization_of: str = "all"
+    straggler: float = 1.0
     _known: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
     _walls: dict[tuple[object, ...], dict[str, float]] = field(default_factory=dict)
     _predicted: dict[tuple[int, EngineStep], Prediction] = field(default_factory=dict)
@@ -96,7 +98,9 @@ class GpuSteps:
 
     def guessing(self) -> GpuSteps:
         """The steps of a module that guesses tokens, in the same CUDA graph."""
-        return GpuSteps(self.served.guessing(), self.gpu, self.layout, self.cluster, self.utilization)
+        return GpuSteps(
+            self.served.guessing(), self.gpu, self.layout, self.cluster, self.utilization, straggler=self.straggler
+        )
 
     @cached_property
     def weights_bytes(self) -> int:
@@ -267,14 +271,15 @@ class GpuSteps:
         if not step.tokens:
             return 0.0
         found = self.prediction(kernel, step)
-        return (found.memory_s if self._is_fused(kernel, step) else found.time_s) + self._waited_s(kernel, step)
+        own_s = found.memory_s if self._is_fused(kernel, step) else found.time_s
+        return own_s / self.straggler + self._waited_s(kernel, step)
 
     def _tower_s(self, tower: Tower) -> float:
         """Seconds of a tower for the images of one request: no CUDA graph holds it, and the host issues each op."""
         ran = (
             n * _priced(as_attended(cost, self.gpu, self.layout.engine), self.gpu, 0).time_s for cost, n in tower.costs
         )
-        return max(sum(ran), self.gpu.host.issue_s(tower.issued))
+        return max(sum(ran) / self.straggler, self.gpu.host.issue_s(tower.issued))
 
     def _waited_s(self, kernel: StepKernel, step: EngineStep) -> float:
         """Seconds of messages that belong to a kernel."""
@@ -328,7 +333,7 @@ class GpuSteps:
         for kernel, n in self._of.get("cache", ()):
             found = self.prediction(kernel, own)
             wall = found.limited_by
-            every[wall] = every.get(wall, 0.0) + n * found.time_s
+            every[wall] = every.get(wall, 0.0) + n * found.time_s / self.straggler
         return max(every, key=every.__getitem__)
 
     def _walls_of(self, step: EngineStep) -> dict[str, float]:
@@ -347,7 +352,7 @@ class GpuSteps:
                 taken["link"] = taken.get("link", 0.0) + n * self._message_s(kernel, own)
             elif not isinstance(kernel, (*_CACHED, Encoded, Tower)):  # an encoder is of no decode
                 found = self.prediction(kernel, own)
-                taken[found.limited_by] = taken.get(found.limited_by, 0.0) + n * found.time_s
+                taken[found.limited_by] = taken.get(found.limited_by, 0.0) + n * found.time_s / self.straggler
                 taken["link"] = taken.get("link", 0.0) + n * self._waited_s(kernel, own)
         return taken
 
@@ -372,7 +377,7 @@ class GpuSteps:
         to_all = (_sent(op, nbytes, workers, self.cluster) for op in ("all_gather", "reduce_scatter"))
         if ep < workers:
             return sum(to_all)
-        own_bytes = nbytes / workers * min(kernel.top_k, ep)
+        own_bytes = nbytes / workers * min(kernel.top_k, ep) * kernel.imbalance(step.tokens, self.layout)
         return min(sum(to_all), 2 * _sent("all_to_all", own_bytes, workers, self.cluster))
 
     def _message_s(self, kernel: Collective, step: EngineStep) -> float:

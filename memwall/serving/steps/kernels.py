@@ -11,6 +11,7 @@ from memwall.hardware.host import HostWork
 from memwall.ops import Cost, served_calls, table_calls
 from memwall.ops.experts import SCHEMES as EXPERTS
 from memwall.ops.quantised import SCHEMES, quantised_product
+from memwall.ops.routing import BY_CHANCE, ExpertRouting, loads_of
 from memwall.serving.steps.step import EngineStep, Layout
 
 #: scheme of matmuls -> that of experts, where it is another
@@ -172,6 +173,7 @@ class Experts(StepKernel):
     own: str | None = None
     #: whether all tokens choose the same, as the trace assumes
     alike: bool = False
+    routing: ExpertRouting = BY_CHANCE
 
     def cost(self, step: EngineStep, layout: Layout) -> Cost:
         return served_calls.experts(
@@ -183,6 +185,7 @@ class Experts(StepKernel):
             tp=max(layout.stage_gpus // layout.ep, 1),
             ep=layout.ep,
             dtype=self._scheme(layout),
+            routing=self.routing,
             gated=self.gated,
             engine=layout.engine,
             alike=self.alike,
@@ -191,7 +194,14 @@ class Experts(StepKernel):
     def weights_bytes(self, layout: Layout) -> int:
         stored, inter = EXPERTS[self._scheme(layout)].weights, (1 + self.gated) * self.inter
         one = stored.nbytes(inter, self.hidden) + stored.nbytes(self.hidden, self.inter)
-        return share_of(self.count, layout.ep) * one * layout.ep // layout.stage_gpus
+        return share_of(self.count + self.routing.copies, layout.ep) * one * layout.ep // layout.stage_gpus
+
+    def imbalance(self, tokens: int, layout: Layout) -> float:
+        """Rows of the GPU that has most over the mean of all."""
+        if self.routing == BY_CHANCE:
+            return 1.0
+        loads = loads_of(tokens, self.count, self.top_k, layout.ep, self.routing)
+        return sum(rows * experts for rows, experts in loads) * layout.ep / (tokens * self.top_k)
 
     def _scheme(self, layout: Layout) -> str:
         scheme = layout.experts or layout.weights if self.own is None else self.own

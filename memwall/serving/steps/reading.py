@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from memwall.core.graph import Graph, Op, distinct_bytes
-from memwall.ops.experts import expected_active
+from memwall.ops.routing import expected_active
 from memwall.serving.steps.caches import CacheReader
 from memwall.serving.steps.kernels import Between, Collective, Encoded, Experts, Product, Sampling, StepKernel
 from memwall.serving.steps.regions import Region

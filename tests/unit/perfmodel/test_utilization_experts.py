@@ -7,7 +7,8 @@ from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.hardware.lookup import load_gpu
 from memwall.ops import served_calls
-from memwall.ops.experts import SCHEMES, expected_active, loads_of
+from memwall.ops.experts import SCHEMES
+from memwall.ops.routing import IN_TURN, ExpertRouting, expected_active, loads_of
 from memwall.perfmodel.families import explain, predict
 from memwall.perfmodel.roofline import bound_s, predict_cost
 from tests.unit.places import is_whole, part_of, truth
@@ -49,26 +50,28 @@ def test_loads_hold_all_rows():
 
 def test_tokens_in_turn_reach_as_many_experts_as_there_are_rows():
     """Token i takes i, i + 32, ..., i + 224: 32 tokens take each of 256 experts once, 33 the first 8 twice."""
-    assert loads_of(32, 256, 8, even=True) == ((1, 256),)
-    assert loads_of(33, 256, 8, even=True) == ((2, 8), (1, 248))
-    assert loads_of(2, 256, 8, even=True) == ((1, 16),)
-    assert loads_of(64, 256, 8, 32, even=True) == ((2, 8),)  # 8 of the experts, each of 64 * 8 / 256 rows
+    assert loads_of(32, 256, 8, routing=IN_TURN) == ((1, 256),)
+    assert loads_of(33, 256, 8, routing=IN_TURN) == ((2, 8), (1, 248))
+    assert loads_of(2, 256, 8, routing=IN_TURN) == ((1, 16),)
+    assert loads_of(64, 256, 8, 32, routing=IN_TURN) == ((2, 8),)  # 8 of the experts, each of 64 * 8 / 256 rows
 
 
 def test_a_power_law_leaves_experts_idle_and_loads_one_gpu_more():
-    loads = loads_of(4096, 256, 8, skew=1.2)
+    loads = loads_of(4096, 256, 8, routing=ExpertRouting(skew=1.2))
     assert sum(n * e for n, e in loads) == 32_768
     assert loads[0][0] > 8 * 32_768 / 256  # the fullest has many times the mean
     assert max(n for n, _ in loads) <= 4096
-    assert sum(e for _, e in loads_of(16, 256, 8, skew=1.2)) < sum(e for _, e in loads_of(16, 256, 8, even=True))
-    assert sum(n * e for n, e in loads_of(4096, 256, 8, 32, skew=1.2)) > 32_768 / 32
+    assert sum(e for _, e in loads_of(16, 256, 8, routing=ExpertRouting(skew=1.2))) < sum(
+        e for _, e in loads_of(16, 256, 8, routing=IN_TURN)
+    )
+    assert sum(n * e for n, e in loads_of(4096, 256, 8, 32, routing=ExpertRouting(skew=1.2))) > 32_768 / 32
 
 
 def test_choices_that_do_not_fit_are_refused():
     with pytest.raises(UsageError, match="9 of 8 experts"):
         loads_of(1, 8, 9)
     with pytest.raises(UsageError, match="on 3 GPUs"):
-        loads_of(1, 8, 2, 3, even=True)
+        loads_of(1, 8, 2, 3, routing=IN_TURN)
     with pytest.raises(UsageError, match="no format of experts 'fp9'"):
         served_calls.experts(1, **MIXTRAL, dtype="fp9")
 
@@ -96,9 +99,9 @@ def test_tensor_parallel_gpus_share_columns_and_expert_parallel_ones_experts():
 
 
 def test_blocks_of_rows_are_filled_up():
-    work = launch(32, DEEPSEEK, even=True)
+    work = launch(32, DEEPSEEK, routing=IN_TURN)
     assert (work.rows, work.blocks(64)) == (256, 256)
-    assert launch(3200, DEEPSEEK, even=True).blocks(64) == 512  # 100 rows each
+    assert launch(3200, DEEPSEEK, routing=IN_TURN).blocks(64) == 512  # 100 rows each
 
 
 def test_experts_without_a_gate_have_two_matrices():
@@ -120,7 +123,7 @@ def test_no_layer_is_faster_than_its_bound():
 
 
 def test_the_explanation_has_the_numbers():
-    work = launch(16, even=True)
+    work = launch(16, routing=IN_TURN)
     said = explain(work, H100, predict(work, H100))
     assert "32 rows of 16 tokens for 8 experts" in said
     assert "2.82 GB of the experts' weights" in said

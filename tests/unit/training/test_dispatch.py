@@ -7,8 +7,8 @@ from torch import nn
 import memwall
 from memwall.core.errors import UsageError
 from memwall.hardware.cluster import load_cluster
-from memwall.ops.experts import expected_groups
 from memwall.ops.launches import Message
+from memwall.ops.routing import expected_groups
 from memwall.perfmodel.collectives import collective_s
 from memwall.training.dispatch import Routing, hybrid_legs, hybrid_time
 from tests.unit.small_modules import Experts, Routed

@@ -16,7 +16,7 @@ import torch
 
 from memwall.core.errors import UsageError, unknown
 from memwall.frontend.torch.values.value_rules import SELECTING, WHOLE
-from memwall.ops.experts import expected_active
+from memwall.ops.routing import expected_active
 
 Read = Callable[[str], Any]
 
