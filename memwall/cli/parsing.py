@@ -71,8 +71,8 @@ OPTION_GROUPS: Mapping[str, str] = {
     " max-ops no-replay strict",
     "Hardware": "gpu gpus clock host cluster price device",
     "How it runs": "policy cuda-graph attention what-if executor launch weights kv slo engine utilization"
-    " utilization-of max-batch token-budget max-context whole-prompts eager captured draft draft-tokens accept"
-    " closed-form",
+    " utilization-of max-batch token-budget max-context whole-prompts mixed-prompts eager captured draft draft-tokens"
+    " accept closed-form",
     "Many GPUs": "parallel tp ep dp pp disaggregate world nodes rank scale state no-overlap among",
     "Output": "output record json explain by sort top depth figure style quiet no-progress",
 }

@@ -12,7 +12,7 @@ from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.units import counted
 from memwall.hardware.cluster import cluster_of, load_cluster
-from memwall.hardware.engine import engine_host
+from memwall.hardware.engine import EngineSpec
 from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu
 from memwall.serving.model import Model
@@ -59,6 +59,32 @@ class Guess:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AskedPolicy:
+    """What is asked of the scheduler, as of :func:`memwall.serve`; None: as the engine takes by itself on a GPU."""
+
+    max_batch: int | None = None
+    token_budget: int | None = None
+    whole_prompts: bool | None = None
+    captured: tuple[int, ...] | None = None
+
+    def of(self, engine: EngineSpec, gpu: Gpu, layout: Layout, verified: int = 1) -> Policy:
+        """How each group fills a step; ``verified`` are the tokens of a sequence in it. Raises UsageError: more
+        sequences than tokens were asked for."""
+        usual = engine.limits(gpu, layout.tp, layout.dp)
+        budget = self.token_budget or usual.token_budget
+        whole = engine.whole_prompts if self.whole_prompts is None else self.whole_prompts
+        fitting = usual.max_batch if whole else min(usual.max_batch, max(budget // verified, 1))
+        return Policy(
+            token_budget=budget,
+            max_batch=self.max_batch or fitting,
+            chunked=not whole,
+            captured=engine.captured(usual.largest_graph) if self.captured is None else self.captured,
+            reserve=engine.reserve,
+            request_s=engine.host.request_s,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class AskedEngine:
     """An engine as it is asked for. ``layout`` has its GPUs, and what was asked of its cache (empty: as the model's
     configuration says); ``weights``, ``utilization_of``, ``max_context``, ``straggler`` and ``price`` are as of
@@ -66,11 +92,12 @@ class AskedEngine:
 
     model: Model
     gpu: Gpu
+    engine: EngineSpec
     layout: Layout
     weights: str
     utilization: float
     cluster: str | Path | Cluster | None
-    policy: Policy
+    asked: AskedPolicy
     closed_form: bool
     guess: Guess | None
     disaggregate: tuple[int, int] | None
@@ -80,16 +107,21 @@ class AskedEngine:
     max_context: int | None = None
     straggler: float = 1.0
 
+    @property
+    def policy(self) -> Policy:
+        """Of each group of GPUs with sequences of their own. Raises UsageError: as :meth:`AskedPolicy.of`."""
+        return self.asked.of(self.engine, self.gpu, self.layout, 1 + self.guess.draft_tokens if self.guess else 1)
+
     def server(self) -> Server:
         """Raises UsageError: the layout does not fit the model, or a change is impossible."""
-        layout = stored_in(self.layout, self.model)
-        steps = self._steps(layout)
+        layout, own = stored_in(self.layout, self.model), self.policy
+        steps = self._steps(layout, own)
         # groups of GPUs with sequences of their own have a scheduler each
         policy = replace(
-            self.policy,
-            token_budget=self.policy.token_budget * layout.dp,
-            max_batch=self.policy.max_batch * layout.dp,
-            request_s=self.policy.request_s or steps.host.request_s,
+            own,
+            token_budget=own.token_budget * layout.dp,
+            max_batch=own.max_batch * layout.dp,
+            request_s=steps.host.request_s,
         )
         if self.guess is not None:
             policy = replace(policy, speculation=self.guess.speculation(steps, self.layout))
@@ -107,16 +139,17 @@ class AskedEngine:
         count = layout.gpus * (prompts + decodes)
         return Server(steps=steps, engines=apart, policy=policy, gpus=count, closed_form=self.closed_form)
 
-    def _steps(self, layout: Layout) -> GpuSteps:
+    def _steps(self, layout: Layout, policy: Policy) -> GpuSteps:
         """Within the scheduler's numbers, the memory and the tokens of a sequence that were asked for."""
-        steps = steps_in(self.model, self.gpu, layout, self.cluster, self.utilization, self.changes)
+        steps = steps_in(self.model, self.gpu, layout, self.engine, self.cluster, self.changes)
         limits = [tokens for tokens in (self.max_context, self.model.max_context) if tokens is not None]
         return replace(
             steps,
             max_context=min(limits, default=None),
-            captured=max(self.policy.captured, default=0),
-            most_tokens=self.policy.token_budget,
-            most_sequences=self.policy.max_batch,
+            captured=max(policy.captured, default=0),
+            most_tokens=policy.token_budget,
+            most_sequences=policy.max_batch,
+            utilization=self.utilization,
             utilization_of=self.utilization_of,
             straggler=self.straggler,
         )
@@ -149,19 +182,27 @@ def steps_in(
     model: Model,
     gpu: Gpu,
     layout: Layout,
+    engine: EngineSpec,
     cluster: str | Path | Cluster | None,
-    utilization: float,
     changes: tuple[GpuChange, ...] = (),
 ) -> GpuSteps:
     """The steps of an engine on a GPU with other numbers. Raises UsageError: as :meth:`AskedEngine.server`."""
     check_layout(model.served, layout)
     named = cluster if cluster is None else load_cluster(cluster)
     joined = named or (cluster_of(gpu) if layout.gpus > 1 else None)
-    host = engine_host(layout.engine)
+    host = engine.host
     for change in changes:
         changed = change.on(replace(gpu, cluster=joined))
         gpu, joined, host = replace(changed, cluster=gpu.cluster), changed.cluster, change.on_engine(host)
-    return GpuSteps(model.served, gpu, layout, joined, utilization, host=host, max_context=model.max_context)
+    return GpuSteps(
+        model.served,
+        gpu,
+        layout,
+        joined,
+        host=host,
+        max_context=model.max_context,
+        attention_apart=engine.attention_apart,
+    )
 
 
 def check_layout(kernels: ServedKernels, layout: Layout) -> None:

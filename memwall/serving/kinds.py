@@ -18,7 +18,7 @@ from memwall.points import PointKind, Row, Task, engine_of, line
 from memwall.serving.candidates import Decoding
 from memwall.serving.model import CACHES, WEIGHTS, Model, read_model
 from memwall.serving.question import DecodeOptions, EngineLayout, ServeOptions
-from memwall.serving.run import ENGINES, OWN, serve, steps_of
+from memwall.serving.run import OWN, serve, steps_of
 from memwall.serving.simulation.engine import BLOCK_TOKENS
 from memwall.serving.simulation.timing import GpuSteps
 from memwall.trace_cache import Traces
@@ -26,7 +26,7 @@ from memwall.trace_cache import Traces
 #: what a decode step and a server's load are where no axis says
 _DECODED, _SERVED = {"batch": 1, "context": 1024}, {"concurrency": 64, "generate": 256}
 _LISTED: Mapping[str, tuple[str, Iterable[str]]] = {
-    "weights": ("scheme of weights", WEIGHTS), "kv": ("dtype of the cache", CACHES), "engine": ("engine", ENGINES),
+    "weights": ("scheme of weights", WEIGHTS), "kv": ("dtype of the cache", CACHES),
 }  # fmt: skip
 
 

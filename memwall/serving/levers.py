@@ -20,7 +20,7 @@ from memwall.analysis.whatif import Change, GpuChange, parse_change
 from memwall.core.errors import UsageError
 from memwall.core.structure import above_0
 from memwall.core.units import counted, duration, percent
-from memwall.hardware.engine import ENGINES
+from memwall.hardware.engine import ENGINES, load_engine
 from memwall.ops.quantised import pipe_of
 from memwall.perfmodel.roofline import LINK
 from memwall.serving.answer import Point, Serving
@@ -262,7 +262,7 @@ def _ways(point: Point) -> Iterator[_Way]:
         yield _Way("whole experts on each GPU", f"--ep {layout.stage_gpus}", "", apart)
     for engine in ENGINES:
         if engine != layout.engine:
-            other = partial(replace, asked, layout=replace(layout, engine=engine))
+            other = partial(replace, asked, engine=load_engine(engine), layout=replace(layout, engine=engine))
             yield _Way(f"the engine {engine}", f"--engine {engine}", "", other)
     if asked.guess is None and model.guesses:
         own = own_guess(model)

@@ -47,7 +47,9 @@ class LoadOptions(RequestOptions, total=False):
 class EngineOptions(TypedDict, total=False):
     """Whose kernels run, and in how much memory."""
 
-    engine: Annotated[str, Option("vllm", "vllm, sglang or trtllm.", metavar="NAME", shown=True)]
+    engine: Annotated[str, Option(
+        "vllm", "vllm, sglang or trtllm, of a version as in vllm@0.11; or a TOML file.", metavar="NAME",
+        shown=True)]  # fmt: skip
     utilization: Annotated[float, Option(UTILIZATION, "Share of a GPU's memory to take.", shown=True)]
     routing: Annotated[str, Option(
         "balanced", "How tokens choose experts: balanced, power-law:ALPHA, or a CSV of counts: [layer,]expert,count.",
@@ -100,15 +102,18 @@ class ServerOptions(ModelOptions, total=False):
         1, "GPUs that share each matmul: one number or several. [default: 1]", least=1, metavar="N...",
         several="words")]  # fmt: skip
     max_batch: Annotated[int | None, Option(
-        None, "The most sequences of a step. [default: 256]", least=1, metavar="N")]  # fmt: skip
+        None, "The most sequences of a step. [default: the engine's on the GPU]", least=1, metavar="N")]  # fmt: skip
     token_budget: Annotated[int | None, Option(
-        None, "The most tokens of a step. [default: 8192]", least=1, metavar="N")]  # fmt: skip
+        None, "The most tokens of a step. [default: the engine's on the GPU]", least=1, metavar="N")]  # fmt: skip
     max_context: Annotated[int | None, Option(
         None, "The most tokens of a sequence. [default: what the model takes]", least=1, metavar="N")]  # fmt: skip
-    whole_prompts: Annotated[bool, Option(False, "Run prompts whole, in steps of their own, while decodes wait.")]
+    whole_prompts: Annotated[bool, Option(
+        False, "Run prompts whole, in steps of their own, while decodes wait, as SGLang does by itself.")]  # fmt: skip
+    mixed_prompts: Annotated[bool, Option(
+        False, "Cut prompts where the tokens of a step end, next to decodes, as the others do.")]  # fmt: skip
     eager: Annotated[bool, Option(False, "Without CUDA graphs: the CPU launches every kernel of a step.")]
     captured: Annotated[int | Iterable[int] | None, Option(
-        None, "Batches of decodes that CUDA graphs hold. [default: vLLM's, up to 512]", least=1, metavar="N...",
+        None, "Batches of decodes that CUDA graphs hold. [default: the engine's]", least=1, metavar="N...",
         several="words")]  # fmt: skip
     utilization_of: Annotated[str, Option(
         "all", "What --utilization is a share of: all memory; static: what weights and cache take; free: what weights"
@@ -150,11 +155,13 @@ class ServeOptions(ServerOptions, LoadOptions, total=False):
         utilization: share of a GPU's memory that the server takes: of ``all`` of it, or as ``utilization_of`` says, of
             what weights and cache take without buffers (``static``, as SGLang counts) or of what weights and buffers
             leave for the cache (``free``, as TensorRT-LLM counts).
-        max_batch, token_budget: the most sequences and tokens of a step, of each group of ``tp`` GPUs.
+        max_batch, token_budget: the most sequences and tokens of a step, of each group of ``tp`` GPUs; None: what the
+            engine takes by itself on a GPU.
         max_context: the most tokens of a sequence, where it is less than the model takes.
-        whole_prompts: prompts are not cut, and run in steps of their own.
+        whole_prompts, mixed_prompts: prompts are not cut, and run in steps of their own; or are cut, and share steps
+            with decodes. Neither: as the engine does by itself.
         eager: no CUDA graph holds a step; ``captured`` are the batches of decodes that graphs hold.
-        engine: whose kernels run, one of :data:`ENGINES`.
+        engine: one of :data:`ENGINES`, whose kernels run, of a version (``vllm@0.11``) or the newest; or a TOML file.
         closed_form: each load is solved for its steady state, not simulated request by request; no percentiles.
         trace: a CSV file of requests, instead of clients: arrival_s, prompt_tokens, generated_tokens.
         draft: a smaller model that guesses ``draft_tokens`` tokens, of which each is accepted with probability

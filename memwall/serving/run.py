@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -13,16 +13,16 @@ from memwall.core.files import uncollected
 from memwall.core.question import filled, options_of, signature_of
 from memwall.frontend.hf.config import GUESSING
 from memwall.hardware.engine import ENGINES as ENGINES
+from memwall.hardware.engine import load_engine
 from memwall.hardware.lookup import Gpu, load_gpus
 from memwall.hardware.prices import check_priced, prices_among
 from memwall.pipeline import Names
 from memwall.serving.answer import Point, Serving, notes_of
 from memwall.serving.candidates import ServerCandidate, choices, objective
-from memwall.serving.engines import AskedEngine, Guess, Server, fitting, lacks, steps_in, stored_in
+from memwall.serving.engines import AskedEngine, AskedPolicy, Guess, Server, fitting, lacks, steps_in, stored_in
 from memwall.serving.launch.reading import ServerLaunch, read_launch
 from memwall.serving.model import CACHES, Model, read_model
 from memwall.serving.question import ACCEPT, EngineLayout, ServeOptions
-from memwall.serving.simulation.engine import DEFAULT, Policy
 from memwall.serving.simulation.steady import largest_batch
 from memwall.serving.simulation.timing import GpuSteps
 from memwall.serving.simulation.workload import Lengths, RequestLoad, read_trace
@@ -45,7 +45,6 @@ def serve(
     gpu: Names = "h100-sxm",
     price: Mapping[str, float] | None = None,
     slo: Sequence[str] = (),
-    policy: Policy = DEFAULT,
     launch: str | Path | Sequence[str] | None = None,
     **server: Unpack[ServeOptions],
 ) -> Serving:
@@ -57,7 +56,6 @@ def serve(
         gpu: names, specs or paths of specs; one or a list.
         price: USD per hour of a GPU, by name.
         slo: objectives such as ``ttft_p99<500ms``; for each load the cheapest point that keeps them is picked.
-        policy: how the scheduler fills a step: tokens, sequences, chunks.
         launch: the command line that starts the server (:func:`memwall.serving.launch.read_launch`): its flags are
             options, and what none says is the engine's default.
 
@@ -83,7 +81,7 @@ def serve(
     model = with_routing(model, said)
     loads = _of_model(model, said, loads, load_of)
     guess = None if said.draft is None else _guess(model, said.draft, read, said.draft_tokens, said.accept)
-    servers = _engines(model, gpus, prices, said, Scheduling(policy, line), guess)
+    servers = _engines(model, gpus, prices, said, guess)
     points = [point for each in servers for point in points_of(each, loads)]
     if all(point.refused for point in points):
         raise UsageError(f"{points[0].name}: {points[0].refused}")
@@ -148,23 +146,20 @@ def _images(said: Any, is_read: bool) -> tuple[int, Any] | None:
 
 
 def _engines(
-    model: Model,
-    gpus: Sequence[Gpu],
-    prices: Mapping[str, float],
-    said: Any,
-    scheduling: Scheduling,
-    guess: Guess | None,
+    model: Model, gpus: Sequence[Gpu], prices: Mapping[str, float], said: Any, guess: Guess | None
 ) -> list[AskedEngine]:
     """The engines that are asked for: each GPU with each number of GPUs that share matmuls."""
+    engine, asked = load_engine(said.engine), asked_policy(said)
     return [
         AskedEngine(
             model=model,
             gpu=each,
+            engine=engine,
             weights=said.weights,
             utilization=said.utilization,
             cluster=said.cluster,
-            layout=Layout(tp=count, ep=said.ep, dp=said.dp, pp=said.pp, kv=CACHES[said.kv], engine=said.engine),
-            policy=scheduling.of(each, said, 1 + guess.draft_tokens if guess else 1),
+            layout=Layout(tp=count, ep=said.ep, dp=said.dp, pp=said.pp, kv=CACHES[said.kv], engine=engine.kernels),
+            asked=asked,
             utilization_of=said.utilization_of,
             max_context=said.max_context,
             straggler=said.straggler,
@@ -178,31 +173,22 @@ def _engines(
     ]
 
 
-@dataclass(frozen=True)
-class Scheduling:
-    """Who says how a step is filled: the options, else the launch line's engine, else a policy."""
-
-    policy: Policy
-    launch: ServerLaunch | None
-
-    def of(self, gpu: Gpu, said: Any, verified: int) -> Policy:
-        """On a GPU; ``verified`` are the tokens of a sequence in a step. Raises UsageError: more sequences than
-        tokens, CUDA graphs that are turned off have batches, or there is no such share of memory."""
-        if said.utilization_of not in (shares := options_of(ServeOptions)["utilization_of"].choices):
-            raise unknown("share of memory", said.utilization_of, shares)
-        if said.eager and said.captured:
-            raise UsageError("--eager and --captured: no CUDA graph holds a batch; leave one out")
-        own = self.launch.defaults(gpu) if self.launch else {}
-        budget = said.token_budget or own.get("token_budget", self.policy.token_budget)
-        usual = own.get("max_batch", self.policy.max_batch)
-        asked = (said.captured,) if isinstance(said.captured, int) else said.captured
-        return replace(
-            self.policy,
-            token_budget=budget,
-            max_batch=said.max_batch or (min(usual, max(budget // verified, 1)) if own else usual),
-            chunked=self.policy.chunked and not said.whole_prompts,
-            captured=() if said.eager else tuple(sorted(asked)) if asked else self.policy.captured,
-        )
+def asked_policy(said: Any) -> AskedPolicy:
+    """What is asked of the scheduler. Raises UsageError: CUDA graphs that are turned off have batches, or there is no
+    such share of memory."""
+    if said.utilization_of not in (shares := options_of(ServeOptions)["utilization_of"].choices):
+        raise unknown("share of memory", said.utilization_of, shares)
+    if said.whole_prompts and said.mixed_prompts:
+        raise UsageError("--whole-prompts and --mixed-prompts: prompts are cut or not; leave one out")
+    if said.eager and said.captured:
+        raise UsageError("--eager and --captured: no CUDA graph holds a batch; leave one out")
+    asked = (said.captured,) if isinstance(said.captured, int) else said.captured
+    return AskedPolicy(
+        max_batch=said.max_batch,
+        token_budget=said.token_budget,
+        whole_prompts=said.whole_prompts or (False if said.mixed_prompts else None),
+        captured=() if said.eager else tuple(sorted(asked)) if asked else None,
+    )
 
 
 def _guess(
@@ -228,12 +214,12 @@ def steps_of(model: Model, gpu: Gpu, tp: int = 1, **engine: Unpack[EngineLayout]
     """The steps of one engine; arguments and errors as of :func:`serve`."""
     said = filled(EngineLayout, engine)
     check_engine(said, said.kv)
+    spec = load_engine(said.engine)
     if lacking := lacks(model.served, gpu):
         raise UsageError(lacking)
-    layout = Layout(ep=said.ep, dp=said.dp, pp=said.pp, kv=CACHES[said.kv], engine=said.engine)
-    layout = replace(stored_in(layout, model), tp=tp)
-    steps = steps_in(with_routing(model, said), gpu, layout, said.cluster, said.utilization)
-    return replace(steps, straggler=said.straggler)
+    layout = Layout(tp=tp, ep=said.ep, dp=said.dp, pp=said.pp, kv=CACHES[said.kv], engine=spec.kernels)
+    steps = steps_in(with_routing(model, said), gpu, stored_in(layout, model), spec, said.cluster)
+    return replace(steps, utilization=said.utilization, straggler=said.straggler)
 
 
 def with_routing(model: Model, said: Any) -> Model:
@@ -246,9 +232,10 @@ def with_routing(model: Model, said: Any) -> Model:
 
 def check_engine(said: Any, *caches: str) -> None:
     """Raises UsageError: no such engine or dtype of a cache, or a share that is none."""
-    for kind, name, names in (*(("dtype of the cache", kv, CACHES) for kv in caches), ("engine", said.engine, ENGINES)):
-        if name not in names:
-            raise unknown(kind, name, names)
+    load_engine(said.engine)
+    for kv in caches:
+        if kv not in CACHES:
+            raise unknown("dtype of the cache", kv, CACHES)
     shares = {"takes a share of a GPU's memory": said.utilization, "has a GPU at a share of its speed": said.straggler}
     for what, share in shares.items():
         if not 0 < share <= 1:

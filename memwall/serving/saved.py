@@ -242,7 +242,7 @@ def saved(found: Serving, what_ifs: Sequence[str] = (), *, levers: bool = False)
         model=model.name,
         weights=model.scheme or "model",
         kv=_short(first.layout.kv) or "model",
-        engine=first.layout.engine,
+        engine=first.asked.engine.name,
         draft=found.draft or None,
         max_context=model.max_context,
         requests=_requests(found),

@@ -20,6 +20,7 @@ from memwall.core.best_first import best_first
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
 from memwall.core.question import filled, options_of, signature_of
+from memwall.hardware.engine import load_engine
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpus
 from memwall.hardware.prices import check_priced, prices_among
 from memwall.perfmodel.roofline import bound_s, peak_compute_s
@@ -28,7 +29,6 @@ from memwall.serving.candidates import ServerCandidate, objective, objective_tex
 from memwall.serving.kinds import shared_model
 from memwall.serving.question import EngineOptions, SearchOptions
 from memwall.serving.run import PROMPT, check_engine, with_routing
-from memwall.serving.simulation.engine import DEFAULT
 from memwall.serving.simulation.steady import largest_batch
 from memwall.serving.simulation.timing import GpuSteps
 from memwall.serving.simulation.workload import Lengths, RequestLoad
@@ -183,7 +183,8 @@ class _EngineSearch:
         steps = self._before[1]
         if isinstance(steps, str):
             return steps
-        most = DEFAULT.max_batch * each.options["dp"]
+        most = load_engine(self.said.engine).limits(steps.gpu, steps.layout.tp, steps.layout.dp).max_batch
+        most *= steps.layout.dp
         most = min(each.load.get("concurrency", most), most)
         return _cost(steps.layout.gpus, self.prices.get(each.options["gpu"]), _most_tokens_per_s(steps, most))
 

@@ -13,6 +13,7 @@ from memwall.core.files import uncollected
 from memwall.frontend.targets.sizes import MODES
 from memwall.fusion import POLICIES
 from memwall.hardware.cluster import gpu_of, joined, load_cluster
+from memwall.hardware.engine import load_engine
 from memwall.hardware.host import load_host
 from memwall.hardware.lookup import load_gpu
 from memwall.hardware.torch_versions import TORCH
@@ -98,7 +99,9 @@ def kind_of(names: Sequence[str], asked: str | None = None, mentioned: Iterable[
 
 
 #: option → what finds a name, and refuses one that there is not
-NAMED: Mapping[str, Callable[[Any], Any]] = {"gpu": load_gpu, "cluster": load_cluster, "host": load_host}
+NAMED: Mapping[str, Callable[[Any], Any]] = {
+    "gpu": load_gpu, "cluster": load_cluster, "host": load_host, "engine": load_engine,
+}  # fmt: skip
 
 
 def named(name: str, value: Any) -> Any:

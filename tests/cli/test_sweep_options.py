@@ -70,7 +70,7 @@ AXES = {
     "decode": {
         "gpu": "a100,h100", "tp": "1,2", "ep": "1,2 tp=2 @mixtral", "dp": "1,2", "pp": "1,2",
         "cluster": "dgx-h100,aws-p5 tp=2", "batch": "1,2", "context": "16,32", "weights": "model,fp8",
-        "kv": "model,fp8", "dtype": "bf16,fp16", "engine": "vllm,sglang", "utilization": "0.5,0.9",
+        "kv": "model,fp8", "dtype": "bf16,fp16", "engine": "vllm@0.10,sglang", "utilization": "0.5,0.9",
         "routing": "balanced,power-law:1.2 @mixtral", "straggler": "0.8,1",
         "redundant": "2,4 routing=power-law:1.2 tp=2 ep=2 @mixtral",
     },
@@ -83,7 +83,7 @@ AXES = {
         "disaggregate": "1:1,1:2", "dtype": "bf16,fp16",
         "images": "1,2 @llava", "image": "32,64 images=1 @pixtral", "captured": "1,8", "eager": "yes,no",
         "max_batch": "1,2 concurrency=4", "max_context": "64,128 prompt=16 generate=8", "token_budget": "512,1024",
-        "whole_prompts": "yes,no", "utilization_of": "all,free",
+        "whole_prompts": "yes,no", "mixed_prompts": "yes,no engine=sglang", "utilization_of": "all,free",
         "routing": "balanced,power-law:1.2 @mixtral", "straggler": "0.8,1",
         "redundant": "2,4 routing=power-law:1.2 tp=2 ep=2 @mixtral",
     },

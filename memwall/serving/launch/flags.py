@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memwall.core.errors import UsageError
-from memwall.hardware.lookup import Gpu
+from memwall.hardware.engine import load_engine
 
 
 class NotModeled(Exception):
@@ -56,13 +56,11 @@ class EngineLine:
         flags: name → flag.
         combine: values of the flags → options of a server, and for each name that is not modeled why.
         apart: options of a server → values of the flags, and what they do not say.
-        defaults: what a group takes on a GPU, one of so many, where no flag says it: ``max_batch``, ``token_budget``.
         config: flags that name a YAML file, which wins over the flags where ``config_wins``.
         abbreviates: flags may be shortened.
         utilization_of: what its share of memory is a share of.
         prefixes: of its variables of the environment.
         dash, in_config: how flags are written: what is between words, and what stands in the YAML file alone.
-        since: the version from which on the flags and their defaults are as here.
     """
 
     engine: str
@@ -72,7 +70,6 @@ class EngineLine:
     flags: Mapping[str, Flag]
     combine: Callable[[dict[str, Any]], tuple[dict[str, Any], dict[str, str]]]
     apart: Callable[[dict[str, Any]], tuple[dict[str, Any], list[str]]]
-    defaults: Callable[[Gpu, int], dict[str, int]]
     prefixes: tuple[str, ...]
     config: tuple[str, ...] = ("config",)
     config_wins: bool = False
@@ -80,7 +77,6 @@ class EngineLine:
     utilization_of: str = "all"
     dash: str = "-"
     in_config: frozenset[str] = field(default=frozenset())
-    since: tuple[int, ...] = ()
 
     @property
     def modeled(self) -> list[str]:
@@ -221,15 +217,8 @@ def quantization(online: Mapping[str, str], stored: str, unmodeled_: Mapping[str
     return one_of(known, unmodeled_)
 
 
-def captured_up_to(most: int) -> tuple[int, ...]:
-    """The batches that vLLM captures up to the largest."""
-    from memwall.serving.simulation.engine import CAPTURED
-
-    return tuple(size for size in (*CAPTURED, *range(CAPTURED[-1] + 16, most + 1, 16)) if size <= most)
-
-
-def graphs(values: dict[str, Any], options: dict[str, Any]) -> None:
-    """CUDA graphs: none, of some batches, or up to one. Raises UsageError: none, and some."""
+def graphs(values: dict[str, Any], options: dict[str, Any], engine: str) -> None:
+    """CUDA graphs: none, of some batches, or an engine's up to one. Raises UsageError: none, and some."""
     sizes, most = values.get("captured"), values.get("most_captured")
     if values.get("eager"):
         if sizes or most:
@@ -238,7 +227,7 @@ def graphs(values: dict[str, Any], options: dict[str, Any]) -> None:
     elif sizes:
         options["captured"] = sizes
     elif most:
-        options["captured"] = captured_up_to(most) or (most,)
+        options["captured"] = load_engine(engine).captured(most)
 
 
 def direct(values: Mapping[str, Any], *names: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from memwall.core.errors import UsageError, nearest, suggest
 from memwall.core.files import read_json, read_text
 from memwall.core.question import options_of
 from memwall.core.structure import one_line
-from memwall.hardware.lookup import Gpu
+from memwall.hardware.engine import load_engine
 from memwall.serving.launch.command import LINES, FoundCommand, find_command, read_yaml
 from memwall.serving.launch.flags import STORED, EngineLine, Flag, NotModeled
 from memwall.serving.question import ServeOptions
@@ -56,10 +56,6 @@ class ServerLaunch:
     options: Mapping[str, Any]
     flags: tuple[LaunchFlag, ...]
 
-    def defaults(self, gpu: Gpu) -> dict[str, int]:
-        """What the engine takes on a GPU where no flag says it."""
-        return LINES[self.engine].defaults(gpu, self.options.get("dp", 1))
-
     @property
     def target(self) -> str:
         """The model, as a target."""
@@ -74,22 +70,21 @@ class ServerLaunch:
         for each in self.flags:
             if each.why:
                 reasons.setdefault(each.why, []).append(each.flag)
-        title, since = LINES[self.engine].title, LINES[self.engine].since
+        title = LINES[self.engine].title
         notes = [f"not modeled of {title}'s command: {', '.join(flags)}: {why}" for why, flags in reasons.items()]
-        if self.version and tuple(map(int, re.findall(r"\d+", self.version)[: len(since)])) < since:
-            notes.append(
-                f"{title} {self.version} may differ: its flags are read as those of {'.'.join(map(str, since))}"
-            )
+        if self.version and "@" not in self.options["engine"]:
+            newest = load_engine(self.engine).version
+            notes.append(f"{title} {self.version} may differ: memwall takes {newest}, the newest that it knows")
         if silent := [each.flag for each in self.flags if each.quiet]:
             notes.append(f"{', '.join(silent)}: nothing that is modeled depends on it")
-        if self.options.get("whole_prompts") and self.engine == "sglang":
-            notes.append("prompts run in steps of their own, as SGLang's do without --enable-mixed-chunk, and whole")
         return tuple(notes)
 
     def merged(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The options with those that are given. Raises UsageError: one is said twice, and otherwise."""
         known = options_of(ServeOptions)
         for name, value in given.items():
+            if name == "engine" and self.options[name] == self.engine == load_engine(value).kernels:
+                continue  # a version, or a file, of the engine
             if name in self.options and value is not None and _plain(value) != _plain(self.options[name]):
                 said = next((each.flag for each in self.flags if each.sets == name), LINES[self.engine].title)
                 raise UsageError(
@@ -128,9 +123,19 @@ def read_launch(launch: str | Path | Sequence[str], target: str | None = None) -
         options["weights"] = _weights(said["weights"], target or (_target(model) if model else ""))
     if options.get("draft") not in (None, "mtp"):
         options["draft"] = _target(options["draft"])
-    options = {"engine": line.engine, **{name: value for name, value in options.items() if value is not None}}
+    engine = _engine(line.engine, command.version)
+    options = {"engine": engine, **{name: value for name, value in options.items() if value is not None}}
     shown = tuple(_in_the_end(name, each, options, left) for name, each in flags if name != "model")
     return ServerLaunch(engine=line.engine, model=model, version=command.version, options=options, flags=shown)
+
+
+def _engine(name: str, version: str) -> str:
+    """The engine of the version of an image, where memwall knows that; else the newest."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    try:
+        return load_engine(f"{name}@{found[0]}").name if found else name
+    except UsageError:
+        return name
 
 
 def _in_the_end(name: str, each: LaunchFlag, options: Mapping[str, Any], left: Mapping[str, str]) -> LaunchFlag:

@@ -1,8 +1,8 @@
 """The command line of SGLang (``python/sglang/srt/server_args.py``).
 
 With ``--enable-dp-attention`` the GPUs of ``--tp`` are ``--dp`` groups that attend to sequences of their own, and
-numbers of requests and of tokens are of all of them. Prompts run in steps of their own but for
-``--enable-mixed-chunk``; memwall runs them whole there. ``--mem-fraction-static`` is the share of weights and cache,
+numbers of requests and of tokens are of all of them. Prompts run whole, in steps of their own, but for
+``--enable-mixed-chunk``. ``--mem-fraction-static`` is the share of weights and cache,
 without activations and graphs.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 from memwall.core.errors import UsageError
-from memwall.hardware.lookup import Gpu
 from memwall.serving.launch.flags import (
     CACHE_DTYPES,
     DTYPES,
@@ -70,7 +69,7 @@ FLAGS = table(
     sets("context-length", "max_context", WHOLE),
     sets("max-running-requests", "max_batch", WHOLE),
     sets("chunked-prefill-size", "token_budget", WHOLE),
-    sets("enable-mixed-chunk", "mixed", SWITCH, "whole_prompts"),
+    sets("enable-mixed-chunk", "mixed_prompts", SWITCH),
     sets("disable-radix-cache", "prefix_hit", negated()),
     sets("disable-cuda-graph", "eager", SWITCH),
     sets("cuda-graph-bs", "captured", WHOLES),
@@ -193,11 +192,11 @@ def _combine(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         left["dp"] = _REPLICAS
     if "utilization" in values:
         options |= {"utilization": values["utilization"], "utilization_of": "static"}
-    if not values.get("mixed"):
-        options["whole_prompts"] = True
+    if values.get("mixed_prompts"):
+        options["mixed_prompts"] = True
     if values.get("prefix_hit") is False:
         options["prefix_hit"] = 0.0
-    graphs(values, options)
+    graphs(values, options, "sglang")
     return options | _guesses(values, left), left
 
 
@@ -234,8 +233,8 @@ def _apart(options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if dp > 1:
         values |= {"dp": dp, "dp_attention": True}
         values |= {name: values[name] * dp for name in ("max_batch", "token_budget") if name in values}
-    if not options.get("whole_prompts"):
-        values["mixed"] = True
+    if options.get("mixed_prompts"):
+        values["mixed_prompts"] = True
     if options.get("prefix_hit") == 0.0:
         values["prefix_hit"] = False
     if "draft" in options:
@@ -243,17 +242,6 @@ def _apart(options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         values |= {"method": "EAGLE"} if is_own else {"method": "STANDALONE", "draft": options["draft"]}
         values |= {"draft_tokens": count, "branches": 1, "verified": count + 1} if count else {}
     return values, []
-
-
-#: least DRAM of a GPU in GiB → tokens of a step's prompts (``_handle_gpu_memory_settings``)
-_CHUNKS = {160: 16384, 60: 8192, 35: 4096, 0: 2048}
-
-
-def _defaults(gpu: Gpu, dp: int) -> dict[str, int]:
-    """By the memory of a GPU, tokens divided by the groups; as many requests as the least that SGLang takes by itself
-    for a group."""
-    tokens = next(tokens for least, tokens in _CHUNKS.items() if gpu.dram_bytes >= least << 30)
-    return {"max_batch": 2048, "token_budget": max(tokens // dp, 1)}
 
 
 SGLANG = EngineLine(
@@ -264,7 +252,6 @@ SGLANG = EngineLine(
     flags=FLAGS,
     combine=_combine,
     apart=_apart,
-    defaults=_defaults,
     prefixes=("SGLANG_", "SGL_"),
     utilization_of="static",
 )

@@ -101,7 +101,7 @@ def _combine(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         options |= {"dp": options["tp"], "tp": 1}
     if values.get("prefix_hit") is False:
         options["prefix_hit"] = 0.0
-    graphs(values, options)
+    graphs(values, options, "trtllm")
     method = str(values.get("method", "")).lower()
     if method == "mtp":
         options |= {"draft": "mtp"} | direct(values, "draft_tokens")
@@ -142,7 +142,6 @@ TRTLLM = EngineLine(
     flags=FLAGS,
     combine=_combine,
     apart=_apart,
-    defaults=lambda gpu, dp: {"max_batch": 2048, "token_budget": 8192},  # BuildConfig's
     prefixes=("TRTLLM_", "TLLM_"),
     config=("config", "extra-llm-api-options"),
     config_wins=True,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from memwall.hardware.lookup import Gpu
 from memwall.serving.launch.flags import (
     CACHE_DTYPES,
     DTYPES,
@@ -167,7 +166,7 @@ def _combine(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         options["whole_prompts"] = True
     if values.get("prefix_hit") is False:
         options["prefix_hit"] = 0.0
-    graphs(values, options)
+    graphs(values, options, "vllm")
     method = str(values.get("method", "draft_model" if "draft" in values else "")).lower()
     if not method:
         return options, {}
@@ -201,13 +200,6 @@ def _apart(options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return values, unsaid
 
 
-def _defaults(gpu: Gpu, dp: int) -> dict[str, int]:
-    """By the memory of a GPU (``EngineArgs.get_batch_defaults``), the same since 0.9."""
-    if gpu.dram_bytes >= 70 << 30 and "a100" not in gpu.name:
-        return {"max_batch": 1024, "token_budget": 8192}
-    return {"max_batch": 256, "token_budget": 2048}
-
-
 VLLM = EngineLine(
     engine="vllm",
     title="vLLM",
@@ -216,7 +208,5 @@ VLLM = EngineLine(
     flags=FLAGS,
     combine=_combine,
     apart=_apart,
-    defaults=_defaults,
     prefixes=("VLLM_",),
-    since=(0, 9),
 )

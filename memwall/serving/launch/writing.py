@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from memwall.serving.launch.command import LINES
 from memwall.serving.launch.flags import EngineLine, Flag
 from memwall.serving.model import CACHES
-from memwall.serving.simulation.engine import CAPTURED
 
 if TYPE_CHECKING:
     from memwall.serving.answer import Point
@@ -103,10 +102,9 @@ def options_of_point(point: Point, dtype: str | None = None, engine: str = "") -
     }  # fmt: skip
     if not policy.captured:
         found["eager"] = True
-    elif policy.captured != CAPTURED:
+    elif asked.asked.captured:
         found["captured"] = policy.captured
-    if not policy.chunked:
-        found["whole_prompts"] = True
+    found["mixed_prompts" if policy.chunked else "whole_prompts"] = True
     if asked.guess is not None:
         named = "mtp" if asked.guess.model is None else asked.guess.model.name
         found |= {"draft": named, "draft_tokens": asked.guess.draft_tokens}

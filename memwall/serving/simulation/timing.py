@@ -88,6 +88,8 @@ class GpuSteps:
     most_sequences: int = _BUDGET_SEQUENCES
     utilization_of: str = "all"
     straggler: float = 1.0
+    #: whether CUDA graphs hold what lies between the kernels that read a cache or a state, which the CPU launches
+    attention_apart: bool = False
     _known: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
     _walls: dict[tuple[object, ...], dict[str, float]] = field(default_factory=dict)
     _predicted: dict[tuple[int, EngineStep], Prediction] = field(default_factory=dict)
@@ -141,7 +143,12 @@ class GpuSteps:
         """Seconds of a step."""
         step = EngineStep(decodes, context_tokens, tuple(prefills), verified)
         own = self._own(step)
-        return self.host.step_s + max(self._kernels_s(step, own), self._issued_s(own))
+        return self._with_host_s(step.sequences, self._kernels_s(step, own), self._issued_s(own))
+
+    def _with_host_s(self, sequences: int, kernels_s: float, issued_s: float) -> float:
+        """Seconds of a step whose kernels take so long on the GPU, and to be issued."""
+        host = self.host
+        return host.step_s + host.sequence_s * sequences + max(host.kernels_factor * kernels_s, issued_s)
 
     def decodes(self, batches: Sequence[int], contexts: Sequence[int]) -> tuple[list[float], list[str]]:
         """Seconds and walls of many steps, in each of which so many sequences with so long a cache make a token: in
@@ -153,25 +160,31 @@ class GpuSteps:
                 own = self._own(step)
                 fixed[batch] = own.decodes, self._batch_s(step, own), self._issued_s(own), self._walls_of(step)
             decodes, apart_s, issued_s, taken = fixed[batch]
-            times.append(self.host.step_s + max(apart_s + self._cached_s(decodes, context), issued_s))
+            times.append(self._with_host_s(batch, apart_s + self._cached_s(decodes, context), issued_s))
             walls.append(self._largest(taken, EngineStep(decodes, decodes * context)))
         return times, walls
 
     def waits_for_cpu(self, step: EngineStep) -> bool:
         """Whether the engine's CPU takes longer to launch the kernels of a step than the GPU to run them."""
         own = self._own(step)
-        return self._issued_s(own) > self._kernels_s(step, own)
+        return self._issued_s(own) > self.host.kernels_factor * self._kernels_s(step, own)
 
     def _issued_s(self, own: EngineStep) -> float:
         """Seconds of the CPU for the kernels of a step that no CUDA graph holds."""
         most = CAPTURED[-1] if own.prefills and self.captured else self.captured
-        return self._launches * self.host.launch_s if own.tokens > most else 0.0
+        launched = self._launches if own.tokens > most else self._launches_apart if self.attention_apart else 0
+        return launched * self.host.launch_s
 
     @cached_property
     def _launches(self) -> int:
         """Kernels of a step."""
         one = EngineStep(1, 1)
         return sum(n * max(len(kernel.cost(one, self.layout).launches), 1) for kernel, n in self.served.kernels)
+
+    @cached_property
+    def _launches_apart(self) -> int:
+        """Kernels of a step that graphs of what lies between them do not hold."""
+        return sum(n for kernel, n in self.served.kernels if isinstance(kernel, (*_CACHED, State)))
 
     def _kernels_s(self, step: EngineStep, own: EngineStep) -> float:
         """Seconds of the kernels of a step, of which a group does its own."""

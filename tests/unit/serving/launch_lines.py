@@ -39,7 +39,7 @@ VLLM = [
     ("VLLM_ATTENTION_BACKEND=FLASHINFER vllm serve openai/gpt-oss-120b --async-scheduling", {}),
     ("python3 -m vllm.entrypoints.openai.api_server --model Qwen/Qwen3-32B --tensor-parallel 2", {"tp": 2}),
     ("docker run --gpus all -v ~/.cache/huggingface:/root/.cache/huggingface --env HF_TOKEN=x -p 8000:8000 --ipc=host"
-     " vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-0.6B --max-num-seqs 32", {"max_batch": 32}),
+     " vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-0.6B --max-num-seqs 32", {"max_batch": 32, "engine": "vllm@0.11.0"}),
     ("docker run --runtime nvidia -e VLLM_LOGGING_LEVEL=INFO vllm/vllm-openai:latest \\\n  mistralai/Mixtral-8x7B \\\n"
      "  --tensor-parallel-size 2", {"tp": 2}),
     ("vllm serve moonshotai/Kimi-K2-Instruct --tensor-parallel-size 16 --pipeline-parallel-size 2"
@@ -52,7 +52,7 @@ SGLANG = [
     ("python3 -m sglang.launch_server --model m --tp 2 --host 0.0.0.0 --port 30000", {"tp": 2}),
     ("sglang serve --model-path m --tp-size 4 --pp-size 2", {"tp": 4, "pp": 2}),
     ("python -m sglang.launch_server --model-path m --mem-fraction-static 0.8 --enable-mixed-chunk",
-     {"utilization": 0.8, "utilization_of": "static", "whole_prompts": None}),
+     {"utilization": 0.8, "utilization_of": "static", "mixed_prompts": True}),
     ("python -m sglang.launch_server --model-path m --chunked-prefill-size 4096 --max-running-requests 128",
      {"token_budget": 4096, "max_batch": 128}),
     ("python -m sglang.launch_server --model-path m --chunked-prefill-size -1 --context-length 65536",
@@ -82,7 +82,7 @@ SGLANG = [
     ("python3 -m sglang.launch_server --model-path m --speculative-algorithm STANDALONE"
      " --speculative-draft-model-path small --speculative-num-steps 4", {"draft": "hf:small", "draft_tokens": 4}),
     ("docker run --gpus all --shm-size 32g -p 30000:30000 lmsysorg/sglang:v0.5.3 python3 -m sglang.launch_server"
-     " --model-path m --tp 2 --attention-backend fa3", {"tp": 2}),
+     " --model-path m --tp 2 --attention-backend fa3", {"tp": 2, "engine": "sglang@0.5.3"}),
 ]  # fmt: skip
 
 TRTLLM = [
@@ -109,6 +109,6 @@ TRTLLM = [
 #: engine, line, options; what an engine says without a flag is among these
 LINES = [
     *(("vllm", line, {"engine": "vllm"} | options) for line, options in VLLM),
-    *(("sglang", line, {"engine": "sglang", "whole_prompts": True} | options) for line, options in SGLANG),
+    *(("sglang", line, {"engine": "sglang"} | options) for line, options in SGLANG),
     *(("trtllm", line, {"engine": "trtllm", "utilization_of": "free"} | options) for line, options in TRTLLM),
 ]

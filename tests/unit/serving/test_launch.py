@@ -6,7 +6,6 @@ import pytest
 
 from memwall.core.errors import UsageError
 from memwall.core.question import completed
-from memwall.hardware.lookup import load_gpu
 from memwall.serving.launch import launch_line, read_launch
 from memwall.serving.launch.command import LINES as ENGINES
 from memwall.serving.launch.command import find_command
@@ -26,6 +25,7 @@ def test_the_inverse_gives_an_equal_server(engine, line, options):
     read = read_launch(line)
     again = read_launch(launch_line(engine, read.model, read.options))
     server, same = (completed(ServeOptions, each.options) for each in (read, again))
+    server["engine"], same["engine"] = (each["engine"].partition("@")[0] for each in (server, same))
     assert same == server and again.model == read.model
 
 
@@ -127,30 +127,37 @@ def test_the_version_is_the_tag_of_the_image():
     assert read_launch("docker run vllm/vllm-openai:latest --model m").version == ""
 
 
-@pytest.mark.parametrize(("version", "is_older"), [("v0.8.5", True), ("v0.9.0", False), ("v0.11.0", False)])
-def test_an_older_version_than_the_table_is_told(version, is_older):
+@pytest.mark.parametrize(
+    ("image", "engine"),
+    [
+        ("vllm/vllm-openai:v0.11.0", "vllm@0.11.0"),
+        ("vllm/vllm-openai:v0.10.2rc1", "vllm@0.10.2"),
+        ("vllm/vllm-openai:latest", "vllm"),
+        ("vllm/vllm-openai:nightly-5b8c30d62b75", "vllm"),
+        ("vllm/vllm-openai:v0.8.5", "vllm"),
+        ("vllm/vllm-openai:v99.0", "vllm"),
+    ],
+)
+def test_the_tag_of_an_image_says_the_version_of_the_engine(image, engine):
+    assert read_launch(f"docker run {image} --model m").options["engine"] == engine
+
+
+@pytest.mark.parametrize(("version", "is_told"), [("v0.8.5", True), ("v0.9.0", False), ("v99.0", True)])
+def test_a_version_that_is_not_known_is_told(version, is_told):
     notes = read_launch(f"docker run vllm/vllm-openai:{version} --model m").notes
-    assert any("may differ" in note for note in notes) == is_older
+    assert any("may differ" in note for note in notes) == is_told
+
+
+def test_a_version_may_be_said_next_to_a_line_without_one():
+    assert read_launch("vllm serve m").merged({"engine": "vllm@0.10"})["engine"] == "vllm@0.10"
 
 
 @pytest.mark.parametrize(
-    ("gpu", "batch", "budget"), [("h100", 1024, 8192), ("a100-80gb-sxm", 256, 2048), ("l40s", 256, 2048)]
+    ("line", "engine"), [("vllm serve m", "sglang"), ("docker run vllm/vllm-openai:v0.11.0 --model m", "vllm@0.12")]
 )
-def test_what_vllm_takes_by_itself(gpu, batch, budget):
-    """``get_batch_defaults`` of ``vllm/engine/arg_utils.py``."""
-    assert read_launch("vllm serve m").defaults(load_gpu(gpu)) == {"max_batch": batch, "token_budget": budget}
-
-
-@pytest.mark.parametrize(("gpu", "budget"), [("l4", 2048), ("h100", 8192), ("b200", 16384)])
-def test_the_chunk_that_sglang_takes_by_itself(gpu, budget):
-    """``_handle_gpu_memory_settings`` of ``sglang/srt/server_args.py``."""
-    assert read_launch("sglang serve --model-path m").defaults(load_gpu(gpu))["token_budget"] == budget
-
-
-def test_groups_share_the_chunk_that_sglang_takes_by_itself():
-    """``chunked_prefill_size // dp_size`` of ``_handle_data_parallelism``: 8,192 of an H100 in 8 groups."""
-    read = read_launch("sglang serve --model-path m --tp 8 --dp 8 --enable-dp-attention")
-    assert read.defaults(load_gpu("h100"))["token_budget"] == 1024
+def test_another_engine_than_that_of_the_line_is_refused(line, engine):
+    with pytest.raises(UsageError, match="say engine otherwise: leave one out"):
+        read_launch(line).merged({"engine": engine})
 
 
 # -- configuration files, scripts, images and manifests ----------------------------------------------------------------
@@ -202,7 +209,7 @@ def test_a_shell_within_words():
 def test_a_dockerfile(tmp_path, text):
     (tmp_path / "Dockerfile").write_text(text)
     read = read_launch(tmp_path / "Dockerfile")
-    assert read.options == {"engine": "vllm", "tp": 2} and read.model == "m"
+    assert read.options["tp"] == 2 and read.engine == "vllm" and read.model == "m"
 
 
 def manifest(**container):
@@ -223,14 +230,15 @@ def manifest(**container):
 )
 def test_a_manifest_of_kubernetes(tmp_path, container):
     (tmp_path / "pod.yaml").write_text(manifest(**container))
-    assert read_launch(tmp_path / "pod.yaml").options == {"engine": "vllm", "tp": 2}
+    read = read_launch(tmp_path / "pod.yaml")
+    assert read.options["tp"] == 2 and read.engine == "vllm"
 
 
 def test_a_file_of_compose(tmp_path):
     service = {"image": "vllm/vllm-openai:v0.11.0", "command": "--model m --max-num-seqs 8", "environment": ["A=1"]}
     (tmp_path / "compose.yml").write_text(yaml.safe_dump({"services": {"llm": service}}))
     read = read_launch(tmp_path / "compose.yml")
-    assert read.options == {"engine": "vllm", "max_batch": 8} and read.version == "0.11.0"
+    assert read.options == {"engine": "vllm@0.11.0", "max_batch": 8}
 
 
 def test_a_manifest_that_is_no_yaml(tmp_path):

@@ -8,8 +8,9 @@ import pytest
 import memwall
 from memwall.core.errors import UsageError
 from memwall.hardware.cluster import cluster_of
-from memwall.hardware.engine import ENGINES, EngineHost, engine_host
+from memwall.hardware.engine import ENGINES, EngineHost, engine_host, load_engine
 from memwall.serving import read_model, serve
+from memwall.serving.engines import AskedPolicy
 from memwall.serving.simulation.timing import GpuSteps
 from memwall.serving.steps import EngineStep, Layout, served
 from memwall.serving.steps.attention import Attention, Compressed, Index, Latent
@@ -439,3 +440,40 @@ def test_the_cpu_of_an_engine_adds_to_steps_and_bounds_those_without_a_graph(tra
     kernels = sum(n for _, n in model.kernels)
     assert slow.step_s(0, 0, [(1024, 0)]) == pytest.approx(kernels * 0.01 + 0.002)
     assert [engine_host(name).name for name in ENGINES] == list(ENGINES)
+
+
+def test_an_engine_takes_longer_for_each_sequence_and_by_a_factor_for_kernels(traced):
+    model = served(traced(SHORT_LLAMA).graph)
+    plain, slow = steps_of(model, Layout()), steps_of(model, Layout())
+    slow.host = EngineHost("slow", step_s=0.002, sequence_s=1e-5, kernels_factor=3)
+    assert slow.step_s(4, 400) == pytest.approx(3 * plain.step_s(4, 400) + 0.002 + 4e-5)
+    assert slow.decodes([4], [100])[0] == [pytest.approx(slow.step_s(4, 400))]
+
+
+def test_the_cpu_launches_attention_that_lies_between_graphs(traced):
+    """A step of decodes takes no less than these launches; a prompt that no graph holds launches every kernel."""
+    model = served(traced(SHORT_LLAMA).graph)
+    whole, apart = steps_of(model, Layout()), steps_of(model, Layout())
+    whole.host = apart.host = EngineHost("slow", launch_s=0.01)
+    apart.attention_apart = True
+    layers = sum(n for _, n in of(model, Attention))
+    assert whole.step_s(4, 400) < apart.step_s(4, 400) == pytest.approx(layers * 0.01)
+    assert apart.step_s(0, 0, [(1024, 0)]) == whole.step_s(0, 0, [(1024, 0)])
+
+
+def test_what_is_not_asked_of_a_scheduler_is_the_engines():
+    """An H100 of vLLM 0.12: ``get_batch_defaults``."""
+    found = AskedPolicy().of(load_engine("vllm@0.12"), memwall.load_gpu("h100-sxm"), Layout())
+    assert (found.max_batch, found.token_budget, found.chunked, found.captured[-1]) == (1024, 8192, True, 512)
+
+
+@pytest.mark.parametrize(("asked", "chunked"), [(None, False), (True, False), (False, True)])
+def test_prompts_run_whole_in_sglang_unless_they_are_asked_to_mix(asked, chunked):
+    gpu = memwall.load_gpu("h100-sxm")
+    assert AskedPolicy(whole_prompts=asked).of(load_engine("sglang"), gpu, Layout()).chunked == chunked
+
+
+def test_an_asked_budget_bounds_the_sequences_that_an_engine_takes():
+    """600 tokens hold 200 sequences of three verified tokens, which is less than 1,024."""
+    found = AskedPolicy(token_budget=600).of(load_engine("vllm"), memwall.load_gpu("h100-sxm"), Layout(), verified=3)
+    assert found.max_batch == 200
