@@ -200,7 +200,7 @@ def sparse_add(call: Call) -> Cost:
 
 #: DRAM traffic that takes as long as one atomic add of a float32: L2 serves each by itself, 33e9 to 37e9 in a second in
 #: the embedding gradients of Liger's pairs on an A100, which moves 1.7e12 bytes meanwhile
-_ATOMIC_BYTES = 48
+ATOMIC_BYTES = 48
 
 
 # Scatters: which argument holds the indices or the new values, so how many elements are touched.
@@ -214,7 +214,7 @@ def _scatter_cost(call: Call, touched: int, source_bytes: int, reads: bool = Fal
     target = call.outputs[0]
     part = fetched_bytes(target, touched)
     flops, read = vector_flops(target, touched if adds else 0), source_bytes + part * reads
-    slower = max(_ATOMIC_BYTES * touched - read - part, 0) if adds else 0
+    slower = max(ATOMIC_BYTES * touched - read - part, 0) if adds else 0
     changed = pass_over(read + slower, part, touched)
     if call.name.split(".")[1].endswith("_"):
         return call.cost(flops, read_bytes=read, write_bytes=part, launches=(changed,))

@@ -2,7 +2,8 @@
 
 - FLOPs are those of elements that were loaded: what a mask leaves out is no work. A launch does those of whole blocks.
 - Bytes are the different ones that all programs together read and write, each once. What several operations read of one
-  tensor are further passes: those over what a program cannot hold are traffic, where L2 does not hold it.
+  tensor are further passes: those over what a program cannot hold are traffic, where L2 does not hold it. An atomic
+  operation takes L2 as long as one of PyTorch's scatters does.
 - A kernel whose products outweigh all else is priced as a matmul in tiles of its own; two products with an exponential
   between them, as fused attention; any other, as one generated kernel.
 """
@@ -17,6 +18,7 @@ from memwall.core.graph import Pipe
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost
 from memwall.ops.contraction import FOUR_BITS
+from memwall.ops.indexing import ATOMIC_BYTES
 from memwall.ops.launches import ROW_BYTES_ON_CHIP, Launch, Stream
 from memwall.ops.product_launches import FusedAttention, Gemm, QuantisedGemm, TiledGemm, VectorGemm
 from memwall.ops.quantised import kernels_of
@@ -26,6 +28,8 @@ from memwall.ops.registry import formula
 WORK = "work"
 #: sectors beyond those that the elements fill, from which on they are counted
 _SCATTERED = 1.25
+#: bytes of what an atomic operation changes
+_ATOMIC_WIDTH = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +165,11 @@ def _stream(work: KernelWork, cost: Cost) -> Stream:
     asked = sum(each.asked_bytes for each in reads)
     row_bytes = max((each.asked_bytes for each in reads), default=0) / max(work.programs, 1)
     again_bytes = work.again_bytes if row_bytes > ROW_BYTES_ON_CHIP else 0
+    atomics = sum(each.asked_bytes for each in work.accesses if each.what == "atomic") // _ATOMIC_WIDTH
+    slower_bytes = max(ATOMIC_BYTES * atomics - cost.read_bytes - cost.write_bytes, 0)
     return Stream(
         kind="generated",
-        read_bytes=cost.read_bytes + again_bytes,
+        read_bytes=cost.read_bytes + again_bytes + slower_bytes,
         write_bytes=cost.write_bytes,
         second_pass_bytes=again_bytes,
         flops=sum(count for _, count in work.block_flops),

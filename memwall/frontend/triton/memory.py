@@ -90,17 +90,17 @@ def access(
         return
     rank, depth = len(shape), reading.depth
     outer = [lifted(a, 0, depth).reshape(lifted(a, 0, depth).shape + (1,) * rank) for a in reading.active]
-    own.add(_touched(reading, pointer, [*outer, *conditions], elements), elements)
+    found = _touched(reading, pointer, [*outer, *conditions], elements)
+    own.add(found, elements)
     if pointer.is_known:
         programs = reading.sizes[0]
         looks = (_sectors(pointer, [*outer, *conditions], reading, own.itemsize, at) for at in (programs // 2, 0))
         own.sampled, own.sectors = next((look for look in looks if look[0]), (0, 0))
-    elif pointer.base:
-        reading.note(
-            f"which elements of {pointer.base.lstrip('%')} are touched depends on data: as many as are asked for"
-        )
-    else:
+    elif not pointer.base:
         reading.note("an address is loaded: which tensor it is of is not known")
+    if found.runs is None and pointer.base:
+        name, why = pointer.base.lstrip("%"), "is not followed" if reading.rough else "depends on data"
+        reading.note(f"which elements of {name} are touched {why}: as many as are asked for")
 
 
 def _touched(reading: Reading, pointer: Known, conditions: Sequence[Array], elements: int) -> Touched:

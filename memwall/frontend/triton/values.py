@@ -21,6 +21,8 @@ from memwall.frontend.triton.ir import Type
 
 #: numbers that are written out for one value
 LIMIT = 1 << 22
+#: different remainders of programs that are looked at apart at most
+REMAINDERS = 64
 #: numbers of a condition that is written out before it is known whether anything needs it
 EAGER = 1 << 16
 
@@ -167,16 +169,24 @@ def depending(kind: Type, values: Sequence[Known]) -> Known:
 
 
 def divide(kind: Type, a: Known, b: Known, *, remainder: bool) -> Known:
-    """``a // b`` or ``a % b``, by one number: terms that are multiples of it go their own way, and a term that is
-    smaller than what divides all others stays in its own."""
+    """``a // b`` or ``a % b``, by one number: terms that step by multiples of it go their own way, and a term that is
+    smaller than what divides all others stays in its own.
+
+    Raises:
+        Apart: it is too large to write out for programs whose terms leave different remainders.
+    """
     by = int(b.terms[0].flat[0]) if b.is_known and size_of(b.terms) == 1 else 0
     if by <= 0 or not a.is_known or span(a.terms)[0] < 0:
         return _divided(kind, a, b, remainder)
     if span(a.terms)[1] < by:
         return replace(a, kind=kind) if remainder else Known(kind, (np.zeros((1,) * a.terms[0].ndim, np.int64),))
-    apart = [term for term in a.terms if not (term % by).any()]
-    rest = [term for term in a.terms if (term % by).any()]
-    out = [] if remainder else [term // by for term in apart]
+    apart = [term for term in a.terms if not ((term - term.min()) % by).any()]
+    rest = [term for term in a.terms if not any(term is other for other in apart)]
+    out = [] if remainder else [(term - term.min()) // by for term in apart]
+    if begin := sum(int(term.min()) for term in apart):
+        rest.append(np.full((1,) * a.terms[0].ndim, begin))
+    if size_of(rest) > LIMIT:
+        _part_by_remainder(rest, by)
     if len(rest) > 1:
         small = min(rest, key=lambda term: int(term.max()))
         others = [term for term in rest if term is not small]
@@ -187,6 +197,14 @@ def divide(kind: Type, a: Known, b: Known, *, remainder: bool) -> Known:
         total = rest[0] if len(rest) == 1 else whole(rest)
         out.append(total % by if remainder else total // by)
     return Known(kind, summed(out) if out else (np.zeros((1,) * a.terms[0].ndim, np.int64),))
+
+
+def _part_by_remainder(terms: Sequence[Array], by: int) -> None:
+    """Look at programs apart that leave different remainders, where these are few."""
+    for term in terms:
+        kinds, places = np.unique((term % by).reshape(-1), return_inverse=True)
+        if term.size == term.shape[0] and 1 < len(kinds) <= REMAINDERS:
+            raise Apart([np.flatnonzero(places == number) for number in range(len(kinds))])
 
 
 def _divided(kind: Type, a: Known, b: Known, remainder: bool) -> Known:

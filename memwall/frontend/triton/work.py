@@ -129,18 +129,19 @@ def _touched(accesses: Sequence[Access], rooms: Mapping[str, Room]) -> int:
 
 def _in_one(accesses: Sequence[Access], rooms: Mapping[str, Room]) -> int:
     """Different bytes of one storage; where data decides which, as many as are asked for, and no more than it has."""
-    known = by_data = most = 0
+    known, by_data, most = 0, dict[str, int](), 0
     runs: list[Runs] = []
     for access in accesses:
         room, size = _room_of(access, rooms), int(access.itemsize)
         offset = room.offset_bytes if room is not None else 0
         runs += [_inside(access, room, starts * size + offset, ends * size + offset) for starts, ends in access.runs]
-        by_data = max(by_data, access.by_data * size)
-        most = max(most, room.nbytes if room is not None else by_data)
+        asked = access.by_data * size if room is None else min(access.by_data * size, room.nbytes)
+        by_data[access.argument] = max(by_data.get(access.argument, 0), asked)
+        most = max(most, asked if room is None else room.stored_bytes)
     if runs:
         starts, ends = joined(runs)
         known = int((ends - starts).sum())
-    return max(known, min(by_data, most))
+    return max(known, min(sum(by_data.values()), most))
 
 
 def _inside(access: Access, room: Room | None, starts: Array, ends: Array) -> Runs:

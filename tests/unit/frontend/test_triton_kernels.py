@@ -252,6 +252,15 @@ def test_what_data_may_mask_is_not_said_to_lie_beyond_a_tensor():
     assert not any("beyond" in note for note in work.notes)
 
 
+def test_halves_of_rows_are_different_bytes_however_many_there_are():
+    n = 32768 * 1280
+    both = T(F16, 32768, 2560)
+    given = (both[:, :1280], both[:, 1280:], T(F16, 32768, 1280), n)
+    work = kernel_work(kernels.gated, (n // 1024,), *given, WIDTH=1280, BLOCK=1024)
+    # blocks of 1024 begin at five different places of a row of 1280
+    assert (work.read_bytes, work.notes) == (2 * 2 * n, ())
+
+
 def test_inline_assembly_is_said_not_to_be_counted():
     work = kernel_work(kernels.exp2_assembly, (8,), T(F32, 1024), T(F32, 1024), BLOCK=128)
     assert work.notes == ("inline assembly is not read: none of its FLOPs are counted",)

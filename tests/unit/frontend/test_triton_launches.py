@@ -157,6 +157,25 @@ def test_a_stride_of_three_asks_for_all_sectors():
     assert launch.sector_bytes == pytest.approx(120_000, rel=0.01)  # all of x
 
 
+def test_each_atomic_addition_takes_its_time():
+    def launch():
+        x, place = torch.empty(65_536, device="meta"), torch.empty(65_536, device="meta", dtype=torch.int32)
+        kernels.scatter_add[(64,)](x, place, torch.empty(256, device="meta"), 65_536, BLOCK=1024)
+
+    (launch,) = launched(launch).costs[0][-1].launches
+    # as long as 48 bytes of DRAM each, as a scatter of PyTorch's; 256 results are written
+    assert launch.read_bytes + launch.write_bytes == 48 * 65_536
+
+
+def test_few_atomic_additions_take_no_time():
+    def launch():
+        x = torch.empty(65_536, device="meta")
+        kernels.sum_atomic[(64,)](x, torch.empty(1, device="meta"), 65_536, BLOCK=1024)
+
+    (launch,) = launched(launch).costs[0][-1].launches
+    assert launch.read_bytes == 65_536 * 4 + 4
+
+
 # -- configurations, and what is noted ---------------------------------------------------------------------------------
 
 
