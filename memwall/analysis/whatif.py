@@ -20,6 +20,7 @@ from typing import Any
 from memwall.analysis.dtypes import DTYPES, in_dtype, known_dtype
 from memwall.core.errors import UsageError, suggest
 from memwall.core.graph import Graph, Pipe
+from memwall.core.progress import counting
 from memwall.core.structure import BadRecord, shown
 from memwall.fusion import why_not
 from memwall.fusion.hand_fused import fuse_modules, modules_of
@@ -263,6 +264,7 @@ def what_if(
     gpus: Sequence[Gpu],
     policies: Sequence[str],
     regions: Mapping[int, Sequence[int]] | None = None,
+    say: Callable[[str], None] = lambda message: None,
 ) -> list[Outcome]:
     """Totals before and after each change, and after all of them together where there are several. Plans are those of
     the profile's own simulations; missing ones, and those of a saved record, are made here. ``regions``: number of a
@@ -275,8 +277,10 @@ def what_if(
     pairs = [pair for pair in wanted if pair in launches or not why_not(pair[1], pair[0])]
     before = [profile.schedule(gpu, policy, launch=launches.get((gpu, policy), "eager")) for gpu, policy in pairs]
     sets = [(change,) for change in changes] + ([tuple(changes)] if len(changes) > 1 else [])
+    every = [(some, schedule) for some in sets for schedule in before]
     return [
-        outcome(profile, schedule, some, (regions or {}).get(schedule.graph)) for some in sets for schedule in before
+        outcome(profile, schedule, some, (regions or {}).get(schedule.graph))
+        for some, schedule in counting(every, "simulating what-ifs", say)
     ]
 
 

@@ -15,6 +15,7 @@ from memwall.bound.answer import KernelBound, fast_p, sol_score
 from memwall.bound.question import BASELINES, seconds_of
 from memwall.bound.run import bounds, profiled
 from memwall.core.errors import MemwallError, UsageError
+from memwall.core.progress import counting
 from memwall.core.structure import write
 from memwall.core.units import counted, duration, percent
 from memwall.core.version import __version__
@@ -106,8 +107,7 @@ def solved(
     for row in rows:
         gpus.setdefault(row.problem, {})[row.gpu.name] = row.gpu
     known: dict[tuple[str, str], KernelBound | str] = {}
-    for number, (target, asked) in enumerate(gpus.items(), 1):
-        say(f"tracing problem {number:,} of {len(gpus):,}")
+    for target, asked in counting(gpus.items(), "tracing problems", say):
         try:
             made = profiled(target, list(asked.values()), lambda message: None, step)
             answers = bounds(made, ("eager", "memwall"), baseline, brief=True)

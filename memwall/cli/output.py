@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from memwall.cli.passing import PassingLine
 from memwall.core.errors import MissingError, UsageError, install
 from memwall.core.files import write_whole
 from memwall.core.process import end_if_forked
@@ -33,7 +34,7 @@ GATE_SUFFIXES = {
 }  # fmt: skip
 
 #: Prefixes of a pipeline's progress messages.
-_STAGES = ("tracing ", "simulating ", "measuring ", "planning ", "compiling ", "sweeping ")
+_STAGES = ("tracing ", "simulating ", "measuring ", "planning ", "compiling ", "sweeping ", "searching ")
 
 
 class Output(NamedTuple):
@@ -94,12 +95,13 @@ def _terminal() -> dict[str, Any]:
 
 
 class Messages:
-    """Standard error: lasting lines by :meth:`say`, one passing line by :meth:`progress` on a terminal."""
+    """Standard error: lasting lines by :meth:`say`, one passing line by :meth:`progress` on a terminal that somebody
+    looks at."""
 
     def __init__(self, *, quiet: bool = False, no_progress: bool = False) -> None:
         self.quiet = quiet
-        self._live = not quiet and not no_progress and sys.stderr.isatty()
-        self._shown = False
+        silent = quiet or no_progress or "CI" in os.environ or os.environ.get("TERM") == "dumb"
+        self._passing = PassingLine(sys.stderr) if not silent and sys.stderr.isatty() else None
 
     def say(self, message: str) -> None:
         """A line worth keeping; silenced by ``-q``."""
@@ -116,17 +118,13 @@ class Messages:
         """A passing progress line; any other message is a warning and stays."""
         if not message.startswith(_STAGES):
             self.warn(message)
-        elif self._live:
-            sys.stderr.write(f"\r\x1b[K{printable(message[:100])}")
-            sys.stderr.flush()
-            self._shown = True
+        elif self._passing is not None:
+            self._passing.show(message)
 
     def clear(self) -> None:
         """Clear the passing line."""
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-            self._shown = False
+        if self._passing is not None:
+            self._passing.clear()
 
 
 class Out:
@@ -168,6 +166,7 @@ class Out:
         from memwall.report import render_pieces
 
         end_if_forked()
+        self.messages.clear()
         files = [(output.path, render_pieces(report, output.kind, style=self.style)) for output in self.files]
         printed = render_pieces(report, "json") if self.as_json else render_pieces(report, "text", **_terminal())
         before_files()

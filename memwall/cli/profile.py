@@ -140,8 +140,7 @@ def _profile(
     totals: Sequence[Outcome] = ()
     if changes:
         with running("", out.messages):
-            out.messages.progress(f"simulating {len(changes):,} what-ifs")
-            totals = what_if(made, changes, made.gpus, made.policies)
+            totals = what_if(made, changes, made.gpus, made.policies, say=out.messages.progress)
     assumed = "; ".join(filter(None, (said(), "" if given["cluster"] else assumption(target, gpus))))
     if assumed and out.as_json:  # a record has no page to say it on
         out.messages.say(assumed)

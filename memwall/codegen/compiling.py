@@ -32,6 +32,7 @@ from memwall.codegen.occupancy import occupancy
 from memwall.core.cache import cache_folder, keep, kept
 from memwall.core.errors import MissingError, install
 from memwall.core.process import Child, Lost, environment
+from memwall.core.progress import CountedLine
 from memwall.core.sources import load_source, source_hash
 from memwall.frontend.triton.launch import triton_target
 
@@ -101,7 +102,7 @@ def compile_all(
         if "error" not in answer:
             keep(folder / f"{key}.kept", json.dumps(answer, sort_keys=True))
         kernel, _, architecture = jobs[key]
-        say(f"compiling {kernel.name} for {architecture}, {number:,} of {len(missing):,}")
+        say(CountedLine(f"compiling {kernel.name} for {architecture}", number, len(missing)))
     return [
         tuple(
             _resources(launch, architecture, answers[key] if key else None)

@@ -176,7 +176,7 @@ def fuse(
     maker.check(policies)
     made = profile.with_simulations(tuple(maker.schedules))
     named = list(dict.fromkeys(schedule.policy for schedule in maker.schedules))
-    outcomes = what_if(made, changes, gpus, named, maker.planned)
+    outcomes = what_if(made, changes, gpus, named, maker.planned, say)
     return FusedProfile(
         made,
         maker.prices(gpus),

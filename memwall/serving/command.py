@@ -112,5 +112,6 @@ def command(
     ways = [f"--{name}" for name in ("rate", "concurrency", "trace") if asked[name]]
     if len(ways) > 1:
         raise UsageError(f"{' and '.join(ways)} say how requests come: give one")
-    found = serve(target, **options.given(gpu=gpus, price=prices, slo=slo, **_launched(target, asked)))
-    out.show(ServingReport(saved(found, what_ifs, levers=True)))
+    say = out.messages.progress
+    found = serve(target, progress=say, **options.given(gpu=gpus, price=prices, slo=slo, **_launched(target, asked)))
+    out.show(ServingReport(saved(found, what_ifs, levers=True, progress=say)))

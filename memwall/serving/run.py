@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Unpack
 
 from memwall.core.errors import UsageError, unknown
 from memwall.core.files import uncollected
+from memwall.core.progress import counting
 from memwall.core.question import filled, options_of, signature_of
 from memwall.frontend.hf.config import GUESSING
 from memwall.hardware.engine import ENGINES as ENGINES
@@ -46,6 +48,7 @@ def serve(
     price: Mapping[str, float] | None = None,
     slo: Sequence[str] = (),
     launch: str | Path | Sequence[str] | None = None,
+    progress: Callable[[str], None] | None = None,
     **server: Unpack[ServeOptions],
 ) -> Serving:
     """What a server of a model does under load.
@@ -58,6 +61,7 @@ def serve(
         slo: objectives such as ``ttft_p99<500ms``; for each load the cheapest point that keeps them is picked.
         launch: the command line that starts the server (:func:`memwall.serving.launch.read_launch`): its flags are
             options, and what none says is the engine's default.
+        progress: called with one-line messages.
 
     Raises:
         UsageError: as :func:`read_model`; a name, number or objective is wrong, or no point keeps the objectives; or as
@@ -77,12 +81,16 @@ def serve(
     longest = max(load.longest.prompt_tokens + load.longest.generated_tokens for load in loads)
     read = partial(read_model, dtype=said.dtype, tokens=longest, prompt=said.prompt)
     images = _images(said, isinstance(target, Model))
+    say = progress or (lambda message: None)
+    if not isinstance(target, Model):
+        say(f"tracing {target}")
     model = target if isinstance(target, Model) else read(target, weights=said.weights, images=images)
     model = with_routing(model, said)
     loads = _of_model(model, said, loads, load_of)
     guess = None if said.draft is None else _guess(model, said.draft, read, said.draft_tokens, said.accept)
     servers = _engines(model, gpus, prices, said, guess)
-    points = [point for each in servers for point in points_of(each, loads)]
+    every = counting(loads * len(servers), "simulating loads", say)
+    points = [point for each in servers for point in points_of(each, islice(every, len(loads)))]
     if all(point.refused for point in points):
         raise UsageError(f"{points[0].name}: {points[0].refused}")
     found = choices([p.candidate for p in points if p.candidate is not None], limits) if limits else ()
@@ -262,7 +270,7 @@ def _loads(
     return [RequestLoad(**common, concurrency=number) for number in numbers]
 
 
-def points_of(asked: AskedEngine, loads: Sequence[RequestLoad]) -> list[Point]:
+def points_of(asked: AskedEngine, loads: Iterable[RequestLoad]) -> list[Point]:
     """An engine under each load. Raises UsageError: as :meth:`AskedEngine.server`."""
     server = asked.server()
     return [_point(asked, server, load) for load in loads]

@@ -122,7 +122,7 @@ def search(
         for layout in _layouts(gpus, run.model(scheme))
         for engines, load in _loads(gpus, layout, said.concurrency, said.rate)
     ]
-    done = best_first(candidates, [(_DEARER, run.least_cost), ("simulated", run.cost)])
+    done = best_first(candidates, [(_DEARER, run.least_cost), ("simulated", run.cost)], say=progress)
     keeping = [each for each in run.simulated if stop(each.candidate, limits) is None]
     if not keeping:
         raise UsageError(_unreachable(run.simulated, limits, done.pruned, len(candidates)))

@@ -16,6 +16,7 @@ from memwall.analysis.quantities import QUANTITIES
 from memwall.core.cache import cache_folder, refused
 from memwall.core.errors import UsageError, unknown
 from memwall.core.files import uncollected
+from memwall.core.progress import CountedLine
 from memwall.core.question import completed, signature_of
 from memwall.core.scratch import scratch
 from memwall.core.version import __version__
@@ -300,7 +301,8 @@ class _SweepProgress:
         rate = self._finished / max(seconds, 1e-9)
         text = f"{self._finished:,} of {self.total:,} points, {rate:,.0f}/s"
         text += f", {(self.total - self._finished) / rate:,.0f} s left"
-        self.say(f"sweeping {text}" + (f"; the best so far: {self._leader[1]}" if self._leader else ""))
+        best = f"; the best so far: {self._leader[1]}" if self._leader else ""
+        self.say(CountedLine(f"sweeping{best}", self._finished, self.total, text=f"sweeping {text}{best}"))
         self._next_s = time.monotonic() + 1.0
 
 

@@ -112,7 +112,7 @@ def search_layouts(
     found = [each for each in every if wanted(each, among or {})]
     if not found:
         raise UsageError(no_layout(gpus, global_batch, among or {}))
-    done = best_first(found, [(why, partial(bound, search)) for why, bound in _BOUNDS], top)
+    done = best_first(found, [(why, partial(bound, search)) for why, bound in _BOUNDS], top, progress)
     if not done.chosen:
         reasons = "; ".join(f"{count:,}: {why}" for why, count in done.pruned.items())
         raise UsageError(f"none of {counted(len(found), 'layout')} can run: {reasons}")

@@ -22,6 +22,7 @@ from memwall.bench.device import DEVICES
 from memwall.bench.machine import Usage
 from memwall.bench.stats import Ratio, ratio
 from memwall.core.errors import UsageError
+from memwall.core.progress import CountedLine
 from memwall.core.structure import write
 from memwall.core.units import duration, percent
 
@@ -168,7 +169,9 @@ def run_launches(
             sides.stop()
         now = found.ratio
         so_far = f", head / base {now.ratio:.3f} ({now.low:.3f} to {now.high:.3f})" if now else ""
-        progress(f"{len(found.launches)} launches done, {len(found.dropped)} rounds dropped{so_far}")
+        done = len(found.launches)
+        what = f"measuring, {done} launches done, {len(found.dropped)} rounds dropped{so_far}"
+        progress(CountedLine(what, done, LOOKS[-1], text=what))
         if now and len(found.launches) in LOOKS and verdict_of(now, rules.allowed) != INCONCLUSIVE:
             break  # another launch would change nothing
     return found.outcome()

@@ -14,6 +14,7 @@ from memwall.bench.kernels.workers import START_LIMIT_S, Copied, KernelRun, Kern
 from memwall.bench.question import BUILD_LIMIT_S
 from memwall.bench.stats import timing
 from memwall.core.graph import Graph
+from memwall.core.progress import CountedLine
 from memwall.fusion import Group, Plan
 from memwall.hardware.lookup import Gpu
 from memwall.perfmodel.roofline import Estimate
@@ -233,16 +234,15 @@ class BenchmarkRun:
         jobs = self.work.by_weight
         blocks = ROUNDS * len(jobs)
         for round_number in range(ROUNDS):
-            for position, job in enumerate(jobs):
+            for job in jobs:
                 result = self.results[job.number]
                 if self.limits.is_over:
                     return
                 if not result.is_lost:
                     known = f", {timing(result.samples_s).median_s * 1e6:,.1f} us so far" if result.samples_s else ""
-                    say(
-                        f"measuring {round_number + 1}/{ROUNDS}, {position + 1}/{len(jobs)}: {job.executor}"
-                        f" {job.estimate.name[:40]} (modeled {job.estimate.time_s * 1e6:,.1f} us{known})"
-                    )
+                    modeled = f"modeled {job.estimate.time_s * 1e6:,.1f} us{known}"
+                    what = f"measuring {job.executor} {job.estimate.name[:40]} ({modeled})"
+                    say(CountedLine(what, ROUNDS * len(jobs) - blocks, ROUNDS * len(jobs)))
                     self._block(result, round_number, blocks)
                     updated()
                 blocks -= 1
