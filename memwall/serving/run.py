@@ -48,7 +48,7 @@ def serve(
     price: Mapping[str, float] | None = None,
     slo: Sequence[str] = (),
     launch: str | Path | Sequence[str] | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = lambda message: None,
     **server: Unpack[ServeOptions],
 ) -> Serving:
     """What a server of a model does under load.
@@ -80,19 +80,14 @@ def serve(
         check_priced(prices, [each.name for each in gpus])
     longest = max(load.longest.prompt_tokens + load.longest.generated_tokens for load in loads)
     read = partial(read_model, dtype=said.dtype, tokens=longest, prompt=said.prompt)
+    progress(f"tracing {target if isinstance(target, (str, Path)) else target.name}")
     images = _images(said, isinstance(target, Model))
-    say = progress or (lambda message: None)
-    if not isinstance(target, Model):
-        say(f"tracing {target}")
     model = target if isinstance(target, Model) else read(target, weights=said.weights, images=images)
     model = with_routing(model, said)
     loads = _of_model(model, said, loads, load_of)
     guess = None if said.draft is None else _guess(model, said.draft, read, said.draft_tokens, said.accept)
     servers = _engines(model, gpus, prices, said, guess)
-    every = counting(loads * len(servers), "simulating loads", say)
-    points = [point for each in servers for point in points_of(each, islice(every, len(loads)))]
-    if all(point.refused for point in points):
-        raise UsageError(f"{points[0].name}: {points[0].refused}")
+    points = _points(servers, loads, progress)
     found = choices([p.candidate for p in points if p.candidate is not None], limits) if limits else ()
     return Serving(
         model=model,
@@ -268,6 +263,15 @@ def _loads(
     if not numbers:
         raise UsageError("no load given: name concurrency, or a rate")
     return [RequestLoad(**common, concurrency=number) for number in numbers]
+
+
+def _points(servers: Sequence[AskedEngine], loads: list[RequestLoad], say: Callable[[str], None]) -> list[Point]:
+    """The engines under the loads. Raises UsageError: all are refused."""
+    every = counting(loads * len(servers), "simulating loads", say)
+    points = [point for each in servers for point in points_of(each, islice(every, len(loads)))]
+    if all(point.refused for point in points):
+        raise UsageError(f"{points[0].name}: {points[0].refused}")
+    return points
 
 
 def points_of(asked: AskedEngine, loads: Iterable[RequestLoad]) -> list[Point]:
