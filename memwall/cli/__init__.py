@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -24,29 +24,41 @@ from memwall.core.version import __version__
 INTERNAL_ERROR = 70
 BROKEN_PIPE = 141
 
-#: Command -> its one line in the help. Each lives in the module of its name.
-COMMANDS = {
-    "profile": "Say where each microsecond of a model goes, on any GPU.",
-    "compare": "Put one workload on several GPUs, or several profiles, side by side.",
-    "bound": "Say how fast a kernel could be, and whether a measured time is good.",
-    "serve": "Say what a server of a language model does under load.",
-    "sweep": "Evaluate a model at thousands of points: GPUs, batches, precisions, layouts.",
-    "search": "Find the cheapest way to serve a load within objectives.",
-    "fuse": "Say what fusion wins: groups, refusals, graph breaks, kernels' source.",
-    "measure": "Time every kernel on this machine, next to its modeled time.",
-    "drift": "Say which kernels of recorded runs got slower or faster, and since when.",
-    "gate": "Compare workloads with budgets and a baseline; for CI.",
-    "mcp": "Serve answers to a program with a language model, by the Model Context Protocol.",
-    "report": "Render a saved profile as text, HTML, pictures or tables.",
-    "open": "Show the records of a folder in a browser, each as its page, any compared.",
-    "accuracy": "Score the model against measured kernels.",
-    "gpus": "List the GPUs, or show one with its sources.",
-    "clusters": "List the clusters, or show one with its links and their sources.",
-    "comm": "Model collectives between the GPUs of a cluster, by message size.",
-    "ops": "Say which ops are costed, fused, generated and read from traces.",
-    "cache": "List or clear what is kept between runs.",
-    "calibrate": "Measure what this machine reaches; write it as a hardware spec.",
+#: Title in the help -> commands under it, each with its line. Each lives in the module of its name.
+COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
+    "Where the time of a model goes": {
+        "profile": "Say where each microsecond of a model goes, on any GPU.",
+        "compare": "Put one workload on several GPUs, or several profiles, side by side.",
+        "bound": "Say how fast a kernel could be, and whether a measured time is good.",
+        "fuse": "Say what fusion wins: groups, refusals, graph breaks, kernels' source.",
+    },
+    "Servers, layouts, and many points": {
+        "serve": "Say what a server of a language model does under load.",
+        "sweep": "Evaluate a model at thousands of points: GPUs, batches, precisions, layouts.",
+        "search": "Find the cheapest way to serve a load within objectives.",
+    },
+    "What was measured": {
+        "measure": "Time every kernel on this machine, next to its modeled time.",
+        "drift": "Say which kernels of recorded runs got slower or faster, and since when.",
+        "calibrate": "Measure what this machine reaches; write it as a hardware spec.",
+        "accuracy": "Score the model against measured kernels.",
+    },
+    "In CI, in a browser, for an agent": {
+        "gate": "Compare workloads with budgets and a baseline; for CI.",
+        "report": "Render a saved profile as text, HTML, pictures or tables.",
+        "open": "Show the records of a folder in a browser, each as its page, any compared.",
+        "mcp": "Serve answers to a program with a language model, by the Model Context Protocol.",
+    },
+    "What memwall knows": {
+        "gpus": "List the GPUs, or show one with its sources.",
+        "clusters": "List the clusters, or show one with its links and their sources.",
+        "comm": "Model collectives between the GPUs of a cluster, by message size.",
+        "ops": "Say which ops are costed, fused, generated and read from traces.",
+        "cache": "List or clear what is kept between runs.",
+    },
 }
+#: command -> its one line
+COMMANDS = {name: line for group in COMMAND_GROUPS.values() for name, line in group.items()}
 
 
 def _completion(context: click.Context, parameter: click.Parameter, shell: str | None) -> None:
@@ -63,7 +75,7 @@ def _completion(context: click.Context, parameter: click.Parameter, shell: str |
 
 @click.group(
     cls=LazyGroup,
-    commands_help=COMMANDS,
+    groups=COMMAND_GROUPS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Start with: memwall profile model.py --gpu a100 h100",
 )

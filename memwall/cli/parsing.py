@@ -27,11 +27,13 @@ class CommandLineError(UsageError):
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands' names and one-line help, and imports a command's module when it runs."""
+    """A group that knows its commands' names and one-line help by title, and imports a command's module when it
+    runs."""
 
-    def __init__(self, *args: Any, commands_help: Mapping[str, str], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, groups: Mapping[str, Mapping[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._help = commands_help
+        self._groups = groups
+        self._help = {name: line for group in groups.values() for name, line in group.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._help)
@@ -44,8 +46,10 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(self._help.items()))
+        width = max(map(len, self._help))
+        for title, group in self._groups.items():
+            with formatter.section(title):  # all commands of one width, so that their lines stand in one column
+                formatter.write_dl([(name.ljust(width), line) for name, line in group.items()])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         try:
@@ -66,15 +70,21 @@ class SeveralOption(click.Option):
 
 #: title in a command's help -> its options, in this order
 OPTION_GROUPS: Mapping[str, str] = {
+    "Points": "vary where best pareto of",
+    "Limits and baselines": "config limit baseline baseline-ref init update allow-new runs history"
+    " quantity github workload since least check",
     "Model and inputs": "mode batch seq dtype input dim kernel csv measured autocast optimizer prompt generate"
     " concurrency rate context lengths prefix-hit trace global-batch image images video seconds no-grad assume real"
-    " max-ops no-replay strict",
-    "Hardware": "gpu gpus clock host cluster price device",
+    " max-ops no-replay strict second-batch second-seq no-capture other-rank ncu hlo",
+    "Hardware": "gpu gpus machines clock host cluster price device",
     "How it runs": "policy cuda-graph attention what-if executor launch weights kv slo engine utilization"
-    " utilization-of max-batch token-budget max-context whole-prompts mixed-prompts eager captured draft draft-tokens"
-    " accept closed-form",
+    " utilization-of max-batch token-budget max-context whole-prompts eager captured draft draft-tokens accept"
+    " closed-form mixed-prompts routing redundant straggler torch",
     "Many GPUs": "parallel tp ep dp pp disaggregate world nodes rank scale state no-overlap among",
-    "Output": "output record json explain by sort top depth figure style quiet no-progress",
+    "Kernels": "compile emit all alternatives",
+    "Time, samples and processes": "samples rounds time-limit memory-limit no-check no-step strict-device accept-busy"
+    " threads workers scheduler keep resume no-cache yes",
+    "Output": "output record json explain by sort top depth figure style quiet no-progress rules schema",
 }
 #: the title of all others
 OTHER_OPTIONS = "More"

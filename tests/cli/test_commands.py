@@ -10,7 +10,7 @@ import pytest
 
 from memwall import __version__
 from memwall.cli import COMMANDS
-from memwall.cli.parsing import FIRST_OPTIONS
+from memwall.cli.parsing import FIRST_OPTIONS, OPTION_GROUPS
 from memwall.cli.target import DEFAULT_GPU
 from memwall.gate.history import append, entry_of
 from memwall.hardware.cluster import cluster_names
@@ -36,7 +36,7 @@ def test_version_and_help(run):
 def test_no_command_at_all_shows_the_help_and_fails(run):
     result = run()
     assert (result.code, result.out) == (2, "")
-    assert "Commands:" in result.err
+    assert "Where the time of a model goes:" in result.err
 
 
 def test_light_commands_import_nothing_heavy(folder, record):
@@ -335,7 +335,9 @@ def test_every_option_stands_in_a_titled_group_of_the_help(run, command):
             title = line.partition(":")[0]
         elif line.startswith("  -") and title != "Usage":  # the text may begin a line with a flag
             under.setdefault(title, []).append(line.split()[0].rstrip(","))
-    titles = ["Model and inputs", "Hardware", "How it runs", "Many GPUs", "Output", "More"]
-    assert list(under) == [title for title in titles if title in under]
-    for flag, group in {"--mode": titles[0], "--gpu": titles[1], "--policy": titles[2], "--json": titles[4]}.items():
+    assert list(under) == [title for title in (*OPTION_GROUPS, "More") if title in under]
+    for flag, group in {"--mode": "Model and inputs", "--gpu": "Hardware", "--policy": "How it runs",
+                        "--json": "Output"}.items():  # fmt: skip
         assert all(other == group for other, flags in under.items() if flag in flags)
+    if command in FIRST_OPTIONS:  # what a command is asked for stood at its end, under "More"
+        assert {*under["More"]} == {"--debug", "-h", "--help-all"}
