@@ -117,7 +117,7 @@ CASES = {
     "comm --cluster dgx-h100 --min 2M --max 1M": "is larger than the largest",
     "comm --cluster dgx-h100 -o page.xls": "end the name in one of .json .html .md .csv .txt",
     "gpu": "no command 'gpu'; did you mean gpus?",
-    "frobnicate": "no command 'frobnicate'; there is profile, compare, bound, serve, sweep, search,",
+    "frobnicate": "no command 'frobnicate'; there is profile, compare, bound, fuse, serve, sweep,",
     "--bogus": "No such option",
 }
 
