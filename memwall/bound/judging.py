@@ -55,17 +55,16 @@ def slower_than(time_s: float, run: BoundRun) -> float | None:
 
 def _standing(time_s: float, share: float | None, best: BoundRun) -> str:
     """Where a possible time stands."""
-    expected = f"{duration(best.low_s)} to {duration(best.high_s)}"
-    beside = f"{time_s / best.time_s:.2f} times the {duration(best.time_s)} that the fastest run below should take"
+    beside = f"It takes {time_s / best.time_s:.2f} times what the fastest predicted run takes"
     if share is None:
-        return f"It is {beside}."
+        return f"{beside}."
     if time_s > best.high_s:
         where = "slower than nine of ten"
     elif time_s < best.low_s:
         where = "faster than nine of ten"
     else:
-        where = f"slower than about {percent(share, 0)} of them"
-    return f"It is {beside}; of kernels like it eight of ten take {expected}, and it is {where}."
+        where = f"slower than about {percent(share, 0)} of"
+    return f"{beside}, and is {where} kernels like it."
 
 
 def _raised_by(time_s: float, cost: Cost, gpu: Gpu, runs: Sequence[BoundRun], best: BoundRun) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +18,11 @@ from memwall.bound.own_kernels import own_kernels
 from memwall.bound.question import BASELINES, BoundOptions, BoundStep, at_clock, seconds_of
 from memwall.bound.stored import SPLIT, in_parts, in_stored_dtypes
 from memwall.core.errors import MissingError, UsageError
+from memwall.core.graph import Graph
 from memwall.core.question import completed, part_of, signature_of
 from memwall.core.units import duration, percent
 from memwall.fusion.ideal import one_kernel
+from memwall.fusion.plan import Group
 from memwall.fusion.policies import COMPILED, COMPILING
 from memwall.hardware.chips import chip_of
 from memwall.hardware.cluster import gpu_of, joined
@@ -159,8 +162,12 @@ class _Asked(NamedTuple):
         assert plan is not None  # explanations refuses a schedule without one
         seconds = (kernel.time_s, kernel.low_s, kernel.high_s)
         run = BoundRun(policy, kernel.launches, kernel.bytes, *seconds, kernel.limited_by, kernel.time_s)
-        cost = plan.groups[kernel.id].cost
-        answered = replace(_answered(gpu, cost, [run]), why=" ".join(first.launches))
+        graph, costs = self.made.graphs[schedule.graph], self.made.costs[schedule.graph]
+        found = (_of_group(plan.groups[kernel.id], costs, each) for each in _counted(graph, costs, gpu))
+        written, cost, parts = found
+        answered = replace(
+            _answered(gpu, cost, [run]), why=" ".join(first.launches), others=tuple(_others(cost, written, parts, gpu))
+        )
         return self._judged(answered, cost, gpu, None, self.made.notes)
 
     def _runs(self, gpu: Gpu, variants: Sequence[tuple[str, Profile]]) -> tuple[list[_Ran], list[str]]:
@@ -274,11 +281,27 @@ def _least_costs(gpu: Gpu, variants: Sequence[tuple[str, Profile]]) -> tuple[Cos
     found = []
     for _, made in variants:
         graph = made.graphs[made.graph_for(gpu)]
-        costs = of_needed(graph, made.costs[made.graph_for(gpu)])
-        narrow = in_stored_dtypes(graph, costs, gpu)
-        found.append(tuple(one_kernel(graph, each) for each in (costs, narrow, in_parts(graph, narrow, gpu))))
+        counted = _counted(graph, made.costs[made.graph_for(gpu)], gpu)
+        found.append(tuple(one_kernel(graph, each) for each in counted))
     written, cost, parts = min(found, key=lambda costs: (costs[0].total_flops, costs[0].bytes))
     return written, cost, parts
+
+
+def _counted(graph: Graph, costs: Sequence[Cost], gpu: Gpu) -> Iterator[Sequence[Cost]]:
+    """What the ops of a graph need: as they are written, with products in the dtype that operands are stored in, and
+    with products of float32 in parts."""
+    needed = of_needed(graph, costs)
+    narrow = in_stored_dtypes(graph, needed, gpu)
+    return iter((needed, narrow, in_parts(graph, narrow, gpu)))
+
+
+def _of_group(group: Group, costs: Sequence[Cost], needed: Sequence[Cost]) -> Cost:
+    """The cost of a kernel, each of its ops with the FLOPs that it needs."""
+    flops = Counter(group.cost.flops)
+    for number in (*group.op_ids, *group.recomputes):
+        flops.update(needed[number].flops)
+        flops.subtract(costs[number].flops)
+    return replace(group.cost, flops={pipe: count for pipe, count in flops.items() if count > 0})
 
 
 def _others(cost: Cost, written: Cost, parts: Cost, gpu: Gpu) -> Iterator[OtherBound]:

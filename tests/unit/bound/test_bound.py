@@ -9,6 +9,7 @@ from memwall.core.graph import Pipe
 from memwall.hardware.lookup import load_gpu
 from memwall.ops import Cost
 from memwall.perfmodel.roofline import bound_s
+from memwall.report import render
 
 H100, BF16 = 3.35e12, 989.4e12  # B/s and FLOP/s of the datasheet
 
@@ -108,6 +109,15 @@ def test_the_runs_are_those_of_profile(tmp_path):
     assert (found.time_s, found.limited_by) == (found.fastest.time_s, found.fastest.limited_by)
 
 
+@pytest.mark.parametrize("measured", [None, "700us", "100us"], ids=["predicted", "slow", "impossible"])
+def test_an_answer_has_fifteen_lines_on_a_terminal(measured):
+    found = bound(
+        "softmax(mm(bf16[4096,8192], bf16[8192,4096]), -1)", gpu="h100", measured=measured, policy=["eager", "memwall"]
+    )
+    lines = [line for line in str(render(found, "text", width=120)).splitlines() if line.strip()]
+    assert len(lines) <= 15
+
+
 def test_one_kernel_of_a_saved_profile(tmp_path):
     made = profile("x = bf16[4096,4096]; gelu(x @ bf16[4096,4096])", gpu="h100")
     made.save(tmp_path / "step.json")
@@ -120,6 +130,20 @@ def test_one_kernel_of_a_saved_profile(tmp_path):
         bound(made, gpu="h100", kernel="aten")
     with pytest.raises(UsageError, match="traced already"):
         bound(made, gpu="h100", dtype="fp16")
+
+
+def test_a_kernel_of_a_profile_multiplies_operands_as_they_are_stored():
+    made = profile("a = fp8[1024,4096]; b = fp8[4096,1024]; a.float() @ b.float()", gpu="h100")
+    (found,) = bound(made, gpu="h100", kernel="mm").answers
+    written = "products in float32, to which stored operands are cast"
+    assert found.walls[0].name == "tensor cores, fp8"
+    assert written in [other.name for other in found.others]
+
+
+def test_a_kernel_of_a_profile_counts_what_is_needed():
+    made = profile("bf16[4096,4096] @ bf16[4096,4096].tril()", gpu="h100")
+    (found,) = bound(made, gpu="h100", kernel="mm").answers
+    assert found.flops == 4096 * 4096 * 4097  # 4096 x 4097 / 2 numbers of the triangle, 2 x 4096 FLOP each
 
 
 def test_a_record_loads_again(tmp_path):
