@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -76,8 +77,8 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
 def _gpu_sections(comparison: Comparison) -> list[Section]:
     entries = comparison.entries
     sections = [
-        Section("", (_speed_table(comparison), Sentence(_summary(entries), strong=True), *_emulated(entries))),
-        Section("Walls and memory", (_wall_table(entries), *_lever_table(entries), *_calibration_table(entries))),
+        _answer(comparison, _summary(entries)),
+        Section("Walls and memory", (_wall_table(entries), *_calibration_table(entries))),
     ]
     sections += _cost_sections(entries)
     if len(entries) > 1:
@@ -88,8 +89,9 @@ def _gpu_sections(comparison: Comparison) -> list[Section]:
 def _profile_sections(comparison: Comparison) -> list[Section]:
     entries = comparison.entries
     sections = [
-        Section("", (_speed_table(comparison), *_float32(entries), *_emulated(entries), _work_table(entries))),
-        Section("Walls and memory", (_wall_table(entries), *_lever_table(entries), *_calibration_table(entries))),
+        _answer(comparison, _profiles_summary(entries)),
+        Section("Work", (*_float32(entries), _work_table(entries))),
+        Section("Walls and memory", (_wall_table(entries), *_calibration_table(entries))),
     ]
     sections += _cost_sections(entries)
     sections.append(Section("What each fuses", _kind_tables(entries)))
@@ -100,6 +102,13 @@ def _profile_sections(comparison: Comparison) -> list[Section]:
     if not comparison.changes:
         sections.append(Section("What changed", (Sentence("Nothing: every class and kernel takes the same."),)))
     return sections
+
+
+def _answer(comparison: Comparison, summary: str) -> Section:
+    """What the comparison comes to, the times behind it, and what would help."""
+    entries = comparison.entries
+    said = (Sentence(summary, strong=True), *_emulated(entries))
+    return Section("", (*said, _speed_table(comparison), *_lever_table(entries)))
 
 
 _SECTIONS: dict[str, Callable[[Comparison], list[Section]]] = {
@@ -147,6 +156,17 @@ def _summary(entries: Sequence[Entry]) -> str:
         f"{clean(best.label)} takes {best.time_text} a step, {best.speedup:.2f} times as fast as "
         f"{clean(first.label)}{_speedup_range(best, ' ({} to {})')}, and spends "
         f"{percent(best.wall_shares[wall])} of it at the {wall} wall{misfits}."
+    )
+
+
+def _profiles_summary(entries: Sequence[Entry]) -> str:
+    """The profile that differs most from the first on its GPU, slower or faster."""
+    found = max(entries, key=lambda entry: abs(math.log(entry.speedup)) if entry.speedup > 0 else 0.0)
+    if f"{found.speedup:.2f}" == "1.00":
+        return "Every profile takes as long as the first on its GPU."
+    return (
+        f"{clean(found.label)} takes {found.time_text} a step, {found.speedup:.2f} times as fast as the first profile"
+        " on that GPU, which is the largest difference."
     )
 
 
@@ -209,7 +229,7 @@ def _work_table(entries: Sequence[Entry]) -> Table:
         *col.of(entries, "dram_bytes"),
         _of_first(entries, "dram_bytes"),
     ]
-    return col.table("Work", columns)
+    return col.table("", columns)
 
 
 def _kind_tables(entries: Sequence[Entry]) -> list[Table]:

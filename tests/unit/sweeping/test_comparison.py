@@ -162,6 +162,22 @@ def test_each_gpu_has_its_levers_unless_they_are_many(profile):
     assert "told of up to 5, and not of these 6: memwall compare of fewer has it" in said
 
 
+@pytest.mark.parametrize(("blocks", "said"), [
+    (3, "tiny #2 on old takes 265.89 us (254.65 us to 472.11 us) a step, 0.71 times as fast as the first"),
+    (1, "tiny #2 on old takes 109.08 us (104.60 us to 184.54 us) a step, 1.72 times as fast as the first"),
+])  # fmt: skip
+def test_profiles_are_answered_by_the_one_that_differs_most_from_the_first(profile, blocks, said):
+    """Profiles side by side had no sentence. Of two blocks old takes 187.48 us: 187.48 / 265.89 = 0.705, 187.48 /
+    109.08 = 1.719; new, which waits for memory, gains less."""
+    page = render(compare_profiles([profile, make_profile(blocks=blocks)]), "text")
+    assert " ".join(page.partition("\n\n")[2].split("\n\n")[0].split()).startswith(said)
+
+
+def test_equal_profiles_are_said_to_be_equal(profile):
+    page = render(compare_profiles([profile, make_profile()]), "text")
+    assert "Every profile takes as long as the first on its GPU." in page
+
+
 def test_most_of_many_gpus_are_the_others():
     from memwall.sweeping.comparison import Flip
     from memwall.sweeping.comparison_page import _listed
