@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memwall.core.version import __version__
 
 if TYPE_CHECKING:
-    from memwall.bound.run import bound
+    from memwall.bounding.run import bound
     from memwall.core.errors import MemwallError
     from memwall.core.graph import Pipe
     from memwall.frontend.targets import Workload
@@ -57,7 +57,7 @@ _HOMES = {
     "Pipe": "memwall.core.graph",
     "Profile": "memwall.record.profile",
     "Workload": "memwall.frontend.targets",
-    "bound": "memwall.bound.run",
+    "bound": "memwall.bounding.run",
     "compare": "memwall.sweeping.compare",
     "load_gpu": "memwall.hardware.lookup",
     "on_host": "memwall.frontend.targets.inputs",

@@ -58,7 +58,7 @@ WINGS: Mapping[str, Wing] = {
         policies={"xla": "compiled.xla_plan"},
         parts={**_each("compiled", "compiled plan_of planned")},
     ),
-    "bound": Wing(
+    "bounding": Wing(
         about="the speed of light of a kernel, and how good a measured time is",
         commands={"bound": "command"},
         pages={"KernelBounds": "page.BoundReport"},

@@ -57,6 +57,11 @@ def test_profile_and_compare_are_functions_whatever_was_imported(code):
     assert python(code) == "True True"
 
 
+def test_no_module_stands_in_the_way_of_a_public_name():
+    modules = {path.stem for path in (ROOT / "memwall").iterdir()}
+    assert not PUBLIC & modules
+
+
 def test_the_version_stands_in_one_place():
     assert re.fullmatch(r"\d+\.\d+\.\d+", memwall.__version__)
     assert "version" in PROJECT["dynamic"]

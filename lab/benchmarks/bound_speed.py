@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from memwall import bound
-from memwall.bound.problems import read_problems, solved
+from memwall.bounding.problems import read_problems, solved
 from memwall.hardware.lookup import load_gpus
 
 KINDS = (

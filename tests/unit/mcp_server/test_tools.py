@@ -15,7 +15,7 @@ def test_the_tools_have_their_names():
 
 @pytest.mark.parametrize(
     ("tool", "question"),
-    [("profile", Step), ("serve", part("serving.ServeOptions")), ("bound", part("bound.BoundOptions"))],
+    [("profile", Step), ("serve", part("serving.ServeOptions")), ("bound", part("bounding.BoundOptions"))],
 )
 def test_every_option_of_a_question_is_a_property(tool, question):
     words_of_question = {said.spelled.replace("-", "_") for said in options_of(question).values()}

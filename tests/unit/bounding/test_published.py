@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from memwall import Profile, bound
-from memwall.bound.run import bounds, profiled
+from memwall.bounding.run import bounds, profiled
 from memwall.hardware.lookup import load_gpus
 from tests.unit.places import truth
 

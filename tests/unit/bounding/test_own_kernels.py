@@ -7,8 +7,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from memwall.bound.own_kernels import OwnKernel, _hints
-from memwall.bound.run import bound
+from memwall.bounding.own_kernels import OwnKernel, _hints
+from memwall.bounding.run import bound
 from memwall.frontend.targets.launching import Launching
 from memwall.ops.triton import BlockProduct, KernelWork
 from tests.unit import triton_kernels as kernels

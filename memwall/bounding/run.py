@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, Unpack
 from memwall.analysis.explanation import explanations
 from memwall.analysis.levers import NOTABLE, levers
 from memwall.analysis.whole_profile import limited_by
-from memwall.bound.answer import BoundRun, BoundWall, KernelBound, KernelBounds, OtherBound
-from memwall.bound.judging import judged
-from memwall.bound.needed import of_needed
-from memwall.bound.own_kernels import own_kernels
-from memwall.bound.question import BASELINES, BoundOptions, BoundStep, at_clock, seconds_of
-from memwall.bound.stored import SPLIT, in_parts, in_stored_dtypes
+from memwall.bounding.answer import BoundRun, BoundWall, KernelBound, KernelBounds, OtherBound
+from memwall.bounding.judging import judged
+from memwall.bounding.needed import of_needed
+from memwall.bounding.own_kernels import own_kernels
+from memwall.bounding.question import BASELINES, BoundOptions, BoundStep, at_clock, seconds_of
+from memwall.bounding.stored import SPLIT, in_parts, in_stored_dtypes
 from memwall.core.errors import MissingError, UsageError
 from memwall.core.graph import Graph
 from memwall.core.question import completed, part_of, signature_of
@@ -113,7 +113,7 @@ def bounds(
 
     Args:
         wanted: policies that were named; None: those of :data:`RUNS` that there are.
-        baseline: one of :data:`memwall.bound.question.BASELINES`, which is not left out.
+        baseline: one of :data:`memwall.bounding.question.BASELINES`, which is not left out.
         kernel: one of the profile's kernels, in place of the step.
         measured: a measured time.
         brief: figures, without what explains them.

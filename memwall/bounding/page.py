@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import memwall.report.columns as col
-from memwall.bound.answer import BoundRun, KernelBound, KernelBounds
+from memwall.bounding.answer import BoundRun, KernelBound, KernelBounds
 from memwall.core.units import bandwidth, duration, flop_rate, flops, intensity, percent, size
 from memwall.report.document import Block, Document, Section, Sentence, Table, known_facts
 from memwall.report.html import section_html

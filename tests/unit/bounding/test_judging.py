@@ -3,8 +3,8 @@
 import pytest
 
 from memwall import bound
-from memwall.bound.answer import BoundRun
-from memwall.bound.judging import slower_than
+from memwall.bounding.answer import BoundRun
+from memwall.bounding.judging import slower_than
 from memwall.core.errors import UsageError
 
 PRODUCT = "mm(bf16[8192,8192], bf16[8192,8192])"  # 1.1e12 FLOPs: 1,111 us at 989 TFLOP/s

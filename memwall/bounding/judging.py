@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from memwall.bound.answer import BoundRun, JudgedTime
-from memwall.bound.stored import SPLIT
+from memwall.bounding.answer import BoundRun, JudgedTime
+from memwall.bounding.stored import SPLIT
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.units import duration, percent, size

@@ -3,7 +3,7 @@
 import pytest
 
 from memwall import bound, profile
-from memwall.bound.answer import KernelBounds, fast_p, sol_score
+from memwall.bounding.answer import KernelBounds, fast_p, sol_score
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.hardware.lookup import load_gpu

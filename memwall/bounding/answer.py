@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memwall.bound.own_kernels import OwnKernel
+from memwall.bounding.own_kernels import OwnKernel
 from memwall.core.errors import UsageError
 from memwall.core.files import read_json
 from memwall.core.structure import BadRecord, check_schema, read, write
@@ -140,7 +140,7 @@ class KernelBounds:
 
     def _repr_html_(self) -> str:
         """What a notebook shows of the answers."""
-        text: str = view("bound.page.bounds_fragment", self)
+        text: str = view("bounding.page.bounds_fragment", self)
         return text
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from memwall.bound.problems import ProblemsReport, read_problems, solved
+from memwall.bounding.problems import ProblemsReport, read_problems, solved
 from memwall.core.errors import UsageError
 from memwall.hardware.lookup import load_gpus
 from memwall.report import render

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from memwall.bound.question import BoundOptions
+from memwall.bounding.question import BoundOptions
 from memwall.cli import options
 from memwall.cli.output import Out
 from memwall.cli.parsing import Command
@@ -28,7 +28,7 @@ from memwall.step import Step
     metavar="FILE",
     help="Many problems: a table with a column problem, and columns gpu, measured and name if it has them.",
 )
-@options.common("bound.page.BoundReport")
+@options.common("bounding.page.BoundReport")
 def command(target: str | None, gpus: tuple[str, ...], problems: str | None, out: Out, **given: Any) -> None:
     """Say how fast TARGET could be on a GPU, and what libraries and compilers reach of that.
 
@@ -39,8 +39,8 @@ def command(target: str | None, gpus: tuple[str, ...], problems: str | None, out
     The bound is that of one kernel which does all of it: each input is read once, each result written once, and every
     FLOP runs at the peak. With --measured TIME the answer says how good that is, or that it is impossible.
     """
-    from memwall.bound.page import BoundReport
-    from memwall.bound.run import bound
+    from memwall.bounding.page import BoundReport
+    from memwall.bounding.run import bound
 
     if (target is None) == (problems is None):
         raise UsageError("name one TARGET, or a table of problems with --csv FILE")
@@ -58,7 +58,7 @@ def command(target: str | None, gpus: tuple[str, ...], problems: str | None, out
 
 def _in_bulk(path: str, gpus: tuple[str, ...], out: Out, given: dict[str, Any]) -> None:
     """All problems of a table."""
-    from memwall.bound.problems import ProblemsReport, read_problems, solved
+    from memwall.bounding.problems import ProblemsReport, read_problems, solved
 
     out.plan(ProblemsReport)
     if given.pop("measured", None) or given.pop("kernel", None):

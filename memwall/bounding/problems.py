@@ -11,9 +11,9 @@ from statistics import median
 from typing import Any
 
 import memwall.report.columns as col
-from memwall.bound.answer import KernelBound, fast_p, sol_score
-from memwall.bound.question import BASELINES, seconds_of
-from memwall.bound.run import bounds, profiled
+from memwall.bounding.answer import KernelBound, fast_p, sol_score
+from memwall.bounding.question import BASELINES, seconds_of
+from memwall.bounding.run import bounds, profiled
 from memwall.core.errors import MemwallError, UsageError
 from memwall.core.progress import counting
 from memwall.core.structure import write
