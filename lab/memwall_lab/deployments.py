@@ -19,7 +19,8 @@ from memwall.hardware.lookup import Gpu
 from memwall.perfmodel.roofline import peak_compute_s
 from memwall.serving import Model, read_model
 from memwall.serving.simulation.engine import CAPTURED, Policy, Speculation
-from memwall.serving.simulation.requests import Disaggregated, Requests, simulate_requests
+from memwall.serving.simulation.requests import Disaggregated, simulate_requests
+from memwall.serving.simulation.served import Requests
 from memwall.serving.simulation.timing import GpuSteps
 from memwall.serving.simulation.workload import RequestLoad
 from memwall.serving.steps import EngineStep, Layout

@@ -7,8 +7,9 @@ import pytest
 
 from memwall.bench.accuracy import read_measured
 from memwall.core.errors import UsageError
-from memwall.serving.simulation.requests import Requests, ServedRequest
-from memwall.serving.simulation.workload import Lengths, RequestLoad
+from memwall.serving.simulation.lengths import Lengths
+from memwall.serving.simulation.served import Requests, ServedRequest
+from memwall.serving.simulation.workload import RequestLoad
 from memwall.serving.steps import Layout
 from memwall_lab.deployments import Deployment, Engines, deployment_rows, waves
 from tests.unit.places import truth

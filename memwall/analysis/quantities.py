@@ -153,6 +153,16 @@ _SERVED = (
             heading="per GPU", serve=lambda candidate: candidate.run.tokens_per_s / candidate.gpus,
             decode=lambda step: step.tokens_per_s / step.gpus, training="tokens_per_s_per_gpu"),
     _server("requests_per_s", "requests", "per s", lower=False, serve="requests_per_s"),
+    _server("goodput_share", "share of the requests that keep every limit of --slo", "fraction", lower=False,
+            heading="good", serve=attrgetter("goodput_share")),
+    _server("goodput_per_s", "requests that keep every limit of --slo", "per s", lower=False, heading="goodput",
+            serve=attrgetter("goodput_per_s")),
+    _server("goodput_tokens_per_s", "tokens of requests that keep every limit of --slo", "per s", lower=False,
+            serve=attrgetter("goodput_tokens_per_s")),
+    _server("cached_share", "share of the prompts' tokens that was in the cache", "fraction", lower=False,
+            heading="cached", serve="cached_share"),
+    _server("mean_gpus", "GPUs that are on in the mean, where replicas start and stop", "count", heading="GPUs on",
+            digits=1, serve=lambda candidate: candidate.gpus if getattr(candidate.run, "engines_on", None) else None),
     # a gate's workload has a setting of this name
     _row("batch", "mean decoding sequences", "count", lower=False, heading="batch", digits=1, serve="batch"),
     _server("cache_use", "share of the KV cache that is taken", "fraction", serve="cache_use"),
@@ -334,8 +344,8 @@ ANSWERS: Mapping[str, Mapping[str, str]] = {
     },
     "serve": {
         "": "ttft_s ttft_interval_s? tpot_s tpot_interval_s? tokens_per_s_per_user tokens_per_s_per_gpu batch"
-            " largest_batch usd_per_million_tokens usd_per_million_prompt_tokens? ttft_p99_s? tpot_p99_s?"
-            " energy_per_token_j? limited_by",
+            " largest_batch mean_gpus goodput_share goodput_per_s? cached_share? usd_per_million_tokens"
+            " usd_per_million_prompt_tokens? ttft_p99_s? tpot_p99_s? energy_per_token_j? limited_by",
     },
     "training": {
         "": "time_s interval_s tokens_per_s_per_gpu mfu gpus peak_memory fits usd_per_million_tokens energy_j?"

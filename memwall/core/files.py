@@ -180,6 +180,24 @@ def read_json(path: str | os.PathLike[str], *, infinite: bool = False) -> Any:
         raise UsageError(f"{path} is not a memwall record: {error}") from None
 
 
+def read_json_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a file that has one on each line, with the number of the line; empty lines are left out.
+
+    Raises:
+        UsageError: as :func:`read_text`, or a line is not JSON, or no object.
+    """
+    for number, line in enumerate(io.StringIO(read_text(path, kind="table")), start=1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{path}:{number} is not JSON: {getattr(error, 'msg', error)}") from None
+        if not isinstance(found, dict):
+            raise UsageError(f"{path}:{number} is no JSON object")
+        yield number, found
+
+
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not a number that JSON allows")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 
 from memwall.analysis.limits import Limit
 from memwall.core.units import counted, duration
@@ -52,7 +51,7 @@ class Point:
         """``64 clients``."""
         asked = self.workload
         if asked.trace:
-            return counted(len(asked.trace), "request")
+            return counted(asked.count, "request")
         return counted(asked.concurrency, "client") if asked.concurrency else f"{asked.rate_per_s:g} requests/s"
 
     @property
@@ -89,10 +88,7 @@ class Point:
     @property
     def context(self) -> float:
         """Mean tokens in the cache of a sequence that decodes."""
-        asked = self.workload
-        if asked.trace:
-            return fmean(each.prompt_tokens + each.generated_tokens / 2 for each in asked.trace)
-        return (asked.prompt.least + asked.prompt.most + (asked.generate.least + asked.generate.most) / 2) / 2
+        return self.workload.mean_context
 
 
 @dataclass(frozen=True, kw_only=True)

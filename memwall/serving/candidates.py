@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memwall.analysis.limits import Limit, parse_limit
@@ -17,10 +17,16 @@ from memwall.analysis.quantities import SERVED, SERVED_ALIASES
 from memwall.core.errors import UsageError, suggest
 from memwall.core.units import few
 from memwall.hardware.engine import EngineHost
-from memwall.serving.simulation.requests import Requests
+from memwall.serving.simulation.served import Requests, ServedRequest
 from memwall.serving.simulation.steady import Steady
 
 _OBJECTIVE = re.compile(r"\s*(\w+)\s*(<=?|>=?)\s*([^<>=+\-\s][^<>=]*)")
+
+#: quantity -> that of one request
+_OF_A_REQUEST: Mapping[str, Callable[[ServedRequest], float | None]] = {
+    "ttft": lambda row: row.ttft_s, "tpot": lambda row: row.tpot_s, "e2e": lambda row: row.e2e_s,
+    "tokens_per_s_per_user": lambda row: 1 / row.tpot_s if row.tpot_s else None,
+}  # fmt: skip
 
 #: wall -> what stops a server
 WALLS = {
@@ -32,27 +38,53 @@ WALLS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCandidate:
-    """A server under a workload, of which ``load`` says what comes (``64 clients``). ``gpus`` are all that it needs,
-    with what each costs and draws; ``wall`` is what limits a decode step of its engine, if known (``bandwidth``);
-    ``kv_bytes_per_token`` what one more token of its longest request adds to the cache on a GPU, ``largest_batch`` the
-    most sequences that its scheduler takes and its cache holds; ``engine`` has its intervals."""
+    """A server under a workload, of which ``load`` says what comes (``64 clients``). ``gpus`` are all that it needs, in
+    the mean, with what each costs and draws; ``wall`` is what limits a decode step of its engine, if known
+    (``bandwidth``); ``kv_bytes_per_token`` what one more token of its longest request adds to the cache on a GPU,
+    ``largest_batch`` the most sequences that its scheduler takes and its cache holds; ``engine`` has its intervals; the
+    goodput is of requests that keep those ``limits`` that are of a request."""
 
     name: str
     run: Requests | Steady
     load: str = ""
-    gpus: int = 1
+    gpus: float = 1
     usd_per_gpu_hour: float | None = None
     watts_per_gpu: float | None = None
     wall: str = ""
     kv_bytes_per_token: int | None = None
     largest_batch: int | None = None
     engine: EngineHost | None = None
+    limits: tuple[Limit, ...] = ()
 
     def end_s(self, name: str, end: str) -> float | None:
         """An ``end``, ``low`` or ``high``, of the 80 % interval of the mean ``ttft`` or ``tpot``; None where it is not
         known."""
         spread = getattr(self.run, name, None)
         return spread.mean * getattr(self.engine, f"{name}_{end}") if spread and self.engine else None
+
+    def _goodput(self, of: Callable[[Requests, list[ServedRequest]], float]) -> float | None:
+        """A figure of the simulated requests that each keep all limits; None where there is no limit of a request, or
+        no request was simulated."""
+        limits = [(_OF_A_REQUEST[stem], limit) for limit in self.limits if (stem := _stem(limit)) in _OF_A_REQUEST]
+        if isinstance(self.run, Steady) or not limits:
+            return None
+        keeps = lambda row: all((value := read(row)) is None or limit.holds(value) for read, limit in limits)  # noqa: E731
+        return of(self.run, [row for row in self.run.served if keeps(row)])
+
+    @property
+    def goodput_share(self) -> float | None:
+        """Share of the requests that each keep all limits."""
+        return self._goodput(lambda run, good: len(good) / len(run.served))
+
+    @property
+    def goodput_per_s(self) -> float | None:
+        """Requests per second that each keep all limits."""
+        return self._goodput(lambda run, good: len(good) / run.span_s)
+
+    @property
+    def goodput_tokens_per_s(self) -> float | None:
+        """Generated tokens per second of these requests."""
+        return self._goodput(lambda run, good: sum(row.generated_tokens for row in good) / run.span_s)
 
     @property
     def cost(self) -> float:
@@ -181,6 +213,12 @@ def objective(text: str) -> Limit:
         better = "lower" if quantity.lower else "higher"
         raise UsageError(f"{text.strip()}: {quantity.title} is better when {better}; want {name}{right}{bound.strip()}")
     return parse_limit(quantity, bound.strip())
+
+
+def _stem(limit: Limit) -> str:
+    """The quantity whose mean or percentile a limit is of: ``ttft_p99_s`` is of ``ttft``."""
+    name = limit.quantity.name
+    return next((stem for stem in ("ttft", "tpot", "e2e") if name.startswith(f"{stem}_")), name)
 
 
 def value_of(candidate: ServerCandidate, limit: Limit) -> float | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -15,14 +16,30 @@ from memwall.core.errors import UsageError
 from memwall.core.question import options_of
 from memwall.serving.question import ServeOptions
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-def _pair(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, int] | None:
+#: option → what its numbers are, with an example of them
+_COUNTS = {
+    "disaggregate": ("engines of prompts and of decodes", "1:2"),
+    "autoscale": ("the least and the most replicas and the requests of one", "1:8:32"),
+}
+
+
+def _counts(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+    """``1:2`` as numbers above 0. Raises UsageError: others, or not so many."""
     if text is None:
         return None
-    first, colon, second = text.partition(":")
-    if not (colon and first.isdecimal() and second.isdecimal() and int(first) and int(second)):
-        raise UsageError(f"--disaggregate takes engines of prompts and of decodes, such as 1:2, not {text[:40]!r}")
-    return int(first), int(second)
+    what, example = _COUNTS[parameter.name or ""]
+    parts = text.split(":")
+    if len(parts) != len(example.split(":")) or not all(part.isdecimal() and int(part) for part in parts):
+        raise UsageError(f"{parameter.opts[0]} takes {what}, such as {example}, not {text[:40]!r}")
+    return tuple(map(int, parts))
+
+
+def _counted(name: str) -> Callable[[F], F]:
+    """The option of several counts."""
+    said = options_of(ServeOptions)[name]
+    return click.option(f"--{name}", metavar=said.metavar, callback=_counts, help=said.help)
 
 
 #: where the words behind ``--`` are kept
@@ -71,13 +88,13 @@ def _refuse(why: str, *names: str) -> None:
 )
 @click.option("--gpu", "gpus", cls=SeveralOption, metavar="NAME...", shell_complete=options.completing("gpus"),
               help="One GPU or several. [default: h100-sxm]")  # fmt: skip
-@options.question(ServeOptions, but=("disaggregate",))
+@options.question(ServeOptions, but=tuple(_COUNTS))
 @click.option("--price", "prices", cls=SeveralOption, metavar="NAME=USD...", callback=options.priced,
               help="USD per hour of a GPU, by name.")  # fmt: skip
 @click.option("--slo", cls=SeveralOption, metavar="LIMIT...",
               help="'ttft_p99<500ms' 'tpot<30ms': for each load the cheapest point that keeps them.")  # fmt: skip
-@click.option("--disaggregate", metavar="P:D", callback=_pair,
-              help=options_of(ServeOptions)["disaggregate"].help)  # fmt: skip
+@_counted("disaggregate")
+@_counted("autoscale")
 @click.option("--what-if", "what_ifs", multiple=True, metavar="SPEC",
               help="Every load again with 'dram_bytes_per_s*=2' (a number of the GPU), dispatch_s/=2 (of the engine's"
               " CPU) or 'link_bytes_per_s*=2'. May be repeated.")  # fmt: skip
@@ -109,6 +126,8 @@ def command(
         _refuse("without --draft, the model that guesses", "draft_tokens", "accept")
     if asked["trace"]:
         _refuse("with --trace, which has the tokens of each request", "prompt", "generate", "lengths")
+    if asked["lengths"] and ".csv" in asked["lengths"]:
+        _refuse("with --lengths FILE, which has the tokens of requests", "prompt", "generate")
     ways = [f"--{name}" for name in ("rate", "concurrency", "trace") if asked[name]]
     if len(ways) > 1:
         raise UsageError(f"{' and '.join(ways)} say how requests come: give one")

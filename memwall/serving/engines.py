@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from memwall.analysis.limits import Limit
 from memwall.analysis.whatif import GpuChange
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
@@ -17,7 +19,9 @@ from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu
 from memwall.serving.model import Model
 from memwall.serving.simulation.engine import Policy, Speculation
-from memwall.serving.simulation.requests import Disaggregated, Requests, simulate_requests
+from memwall.serving.simulation.fleet import ONE, Fleet
+from memwall.serving.simulation.requests import Disaggregated, simulate_requests
+from memwall.serving.simulation.served import Requests
 from memwall.serving.simulation.steady import Steady, steady_state
 from memwall.serving.simulation.timing import GpuSteps
 from memwall.serving.simulation.workload import RequestLoad
@@ -88,7 +92,8 @@ class AskedPolicy:
 class AskedEngine:
     """An engine as it is asked for. ``layout`` has its GPUs, and what was asked of its cache (empty: as the model's
     configuration says); ``weights``, ``utilization_of``, ``max_context``, ``straggler`` and ``price`` are as of
-    :func:`memwall.serve`; ``changes`` are what-ifs."""
+    :func:`memwall.serve`; ``changes`` are what-ifs; ``client_s`` passes between a user and the server; ``limits`` are
+    the objectives."""
 
     model: Model
     gpu: Gpu
@@ -106,6 +111,9 @@ class AskedEngine:
     utilization_of: str = "all"
     max_context: int | None = None
     straggler: float = 1.0
+    fleet: Fleet = ONE
+    client_s: float = 0.0
+    limits: tuple[Limit, ...] = ()
 
     @property
     def policy(self) -> Policy:
@@ -121,12 +129,17 @@ class AskedEngine:
             own,
             token_budget=own.token_budget * layout.dp,
             max_batch=own.max_batch * layout.dp,
-            request_s=steps.host.request_s,
+            request_s=steps.host.request_s + self.client_s,
         )
         if self.guess is not None:
             policy = replace(policy, speculation=self.guess.speculation(steps, self.layout))
+        served = partial(Server, steps=steps, policy=policy, fleet=self.fleet, closed_form=self.closed_form)
         if self.disaggregate is None:
-            return Server(steps=steps, engines=steps, policy=policy, gpus=layout.gpus, closed_form=self.closed_form)
+            if self.fleet.most == 1 and self.fleet.route != ONE.route:
+                raise UsageError(f"--route {self.fleet.route} of one engine has no effect: give --replicas")
+            return served(engines=steps, gpus=layout.gpus * self.fleet.most)
+        if self.fleet.most > 1:
+            raise UsageError("--disaggregate says how many engines there are: leave out --replicas and --autoscale")
         prompts, decodes = self.disaggregate
         links = steps.cluster.link if steps.cluster else {}
         apart = Disaggregated(
@@ -136,8 +149,7 @@ class AskedEngine:
             decode_engines=decodes,
             link_bytes_per_s=[*links.values()][-1].bytes_per_s if links else _NETWORK_BYTES_PER_S,
         )
-        count = layout.gpus * (prompts + decodes)
-        return Server(steps=steps, engines=apart, policy=policy, gpus=count, closed_form=self.closed_form)
+        return served(engines=apart, gpus=layout.gpus * (prompts + decodes))
 
     def _steps(self, layout: Layout, policy: Policy) -> GpuSteps:
         """Within the scheduler's numbers, the memory and the tokens of a sequence that were asked for."""
@@ -157,17 +169,25 @@ class AskedEngine:
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """Engines under a policy; ``steps`` are of the engines that decode."""
+    """Engines under a policy; ``steps`` are of the engines that decode; ``gpus`` are those of all engines."""
 
     steps: GpuSteps
     engines: GpuSteps | Disaggregated
     policy: Policy
     gpus: int
     closed_form: bool
+    fleet: Fleet = ONE
+
+    def mean_gpus(self, run: Requests | Steady) -> float:
+        """The GPUs that are on in the mean."""
+        on = None if isinstance(run, Steady) else run.engines_on
+        return self.gpus if on is None else self.gpus * on / self.fleet.most
 
     def run(self, load: RequestLoad) -> Requests | Steady:
         if not self.closed_form:
-            return simulate_requests(self.engines, load, self.policy)
+            return simulate_requests(self.engines, load, self.policy, self.fleet)
+        if self.fleet.most > 1:
+            raise UsageError("several replicas have no closed form: leave out --closed-form")
         if isinstance(self.engines, Disaggregated):
             raise UsageError("prompts and decodes on separate engines have no closed form: leave out --closed-form")
         return steady_state(self.engines, load, self.policy)

@@ -16,6 +16,7 @@ from memwall.core.units import counted
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
 from memwall.points import PointKind, Row, Task, engine_of, line
 from memwall.serving.candidates import Decoding
+from memwall.serving.loads import loads_of
 from memwall.serving.model import CACHES, WEIGHTS, Model, read_model
 from memwall.serving.question import DecodeOptions, EngineLayout, ServeOptions
 from memwall.serving.run import OWN, serve, steps_of
@@ -183,7 +184,8 @@ def _servers(task: Task, traces: Traces) -> list[Row]:
 def _served(task: Task, asked: dict[str, Any], clients: Sequence[int], traces: Traces) -> list[Row]:
     name = asked.get("gpu", DEFAULT_GPU)
     weights, dtype = asked.pop("weights", "model"), asked.pop("dtype", None)
-    tokens = asked.get("prompt", 1024) + {**_SERVED, **asked}["generate"]
+    load = filled(ServeOptions, {**_SERVED, **part_of(ServeOptions, asked)})
+    tokens = max(each.longest.tokens for each in loads_of(load).loads)
     images = asked.pop("images", None)
     pictured = None if images is None else (images, asked.pop("image", None))
     model = shared_model(traces, task.target, weights, dtype, tokens, pictured)

@@ -19,7 +19,8 @@ from memwall.report.kinds import Report
 from memwall.serving.engine_figure import KERNELS, memory_chart, phases_charts
 from memwall.serving.figure import serving_chart
 from memwall.serving.levers import ServedOutcome, ServedVerdict
-from memwall.serving.saved import SavedEngine, SavedLaunch, SavedServing
+from memwall.serving.saved import SavedEngine, SavedLaunch, SavedPercentile, SavedServing
+from memwall.serving.simulation.served import sure_from
 
 #: what a picture shows -> it
 PICTURES: Mapping[str, Callable[[SavedServing], Chart]] = {
@@ -70,6 +71,8 @@ class ServingReport(Report):
         sections.append(Section("Memory of a GPU", (self._memory(),)))
         if ran:
             sections.append(Section("Where a decode step's time goes", (_step(ran),)))
+        if found.percentiles:
+            sections.append(Section("How sure the percentiles are", (_percentiles(found.percentiles),)))
         if found.what_ifs:
             sections.append(Section("What if", (_outcomes(found.what_ifs),)))
         if found.command:
@@ -96,7 +99,8 @@ class ServingReport(Report):
         columns = [col.text("GPUs", [point.name for point in ran]), col.text("load", [point.load for point in ran])]
         columns += col.answer(ANSWERS["serve"][""], lambda name: [point.figure(name) for point in ran])
         priced = any(point.figure("usd_per_million_tokens") for point in ran)
-        return col.table("", columns, _NOTE.format(_PRICED_NOTE if priced else ""))
+        judged = any(point.figure("goodput_share") is not None for point in ran)
+        return col.table("", columns, _NOTE.format(_GOOD_NOTE * judged, _PRICED_NOTE * priced))
 
     def _memory(self) -> Table:
         engines = self.found.engines
@@ -132,7 +136,7 @@ _NOTE = (
     "TTFT: time to first token, with the wait; TPOT: time per output token after it; 80 % range: of the mean, by the "
     "errors on measured servers; tokens/s: generated, of a user "
     "after the first token and of a GPU over all requests; batch: mean decoding sequences, largest: the most that the "
-    "scheduler takes and the cache holds while they grow, half generated in the mean; {}energy: at the GPU's power "
+    "scheduler takes and the cache holds while they grow, half generated in the mean; {}{}energy: at the GPU's power "
     "limit; limited by: what most of a decode step waits for; all modeled"
 )
 _LEVER_NOTE = (
@@ -143,8 +147,16 @@ _OUTCOME_NOTE = (
     "decode: a step of as many sequences as decode before; prompt: the longest, computed alone; both with the engine's "
     "CPU"
 )
+_PERCENTILE_NOTE = (
+    "value: of the simulated requests; at least, at most: where the percentile lies with a confidence of 90 %, by "
+    "their number alone and as if none had to do with another; the largest of fewer than "
+    f"{sure_from(0.99)} requests is no upper end: --requests says how many"
+)
+#: percentiles that the page shows -> what of
+_TAILS = {"ttft_p99_s": "TTFT", "tpot_p99_s": "TPOT"}
 #: what users see of a step -> its name
 _FIGURES = {"tpot_s": "TPOT", "ttft_s": "TTFT"}
+_GOOD_NOTE = "good, goodput: requests that each keep every limit of a request's times; "
 _PRICED_NOTE = "1 M: all of the cost over a million tokens that come out, or go in; "
 
 
@@ -197,6 +209,17 @@ def _launch(launch: SavedLaunch) -> Table:
     columns = col.of(setting, "flag: flag prose, sets: sets, value: value")
     version = f" {launch.version}" if launch.version else ""
     return col.table("", columns, f"flag: of {launch.engine}{version}; sets: the option of memwall serve")
+
+
+def _percentiles(rows: Sequence[SavedPercentile]) -> Table:
+    """The 99th percentiles of what users see, and between which times they lie."""
+    shown = [each for each in rows if each.quantity in _TAILS]
+    columns = [
+        *col.of(shown, "GPUs: engine, load, requests: requests count"),
+        col.text("p99 of", [_TAILS[each.quantity] for each in shown]),
+        *col.of(shown, "value: value_s s, at least: low_s s, at most: high_s s"),
+    ]
+    return col.table("", columns, _PERCENTILE_NOTE)
 
 
 def _outcomes(outcomes: Sequence[ServedOutcome]) -> Table:

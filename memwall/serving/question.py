@@ -27,7 +27,9 @@ class RequestOptions(TypedDict, total=False):
 class LoadOptions(RequestOptions, total=False):
     """What is asked of a server."""
 
-    lengths: Annotated[str, Option("1", "Shares of both, such as 0.8-1.0. [default: 1]", metavar="RANGE")]
+    lengths: Annotated[str, Option(
+        "1", "How both spread: 0.8-1.0 of them; lognormal:SIGMA around them; or a CSV file of pairs or of a histogram."
+        " [default: 1]", metavar="SPREAD")]  # fmt: skip
     concurrency: Annotated[int | Iterable[int] | None, Option(
         (1, 4, 16, 64, 256), "Clients that wait for an answer before they ask again. [default: 1 4 16 64 256]",
         least=1, metavar="N...", several="words")]  # fmt: skip
@@ -38,10 +40,31 @@ class LoadOptions(RequestOptions, total=False):
         str | int | tuple[int, int] | None,
         Option(None, "Height and width of an image. [default: as the configuration states]", metavar="HxW"),
     ]
-    prefix_hit: Annotated[float, Option(0.0, "Share of a prompt in the cache already.", metavar="SHARE")]
+    prefix_hit: Annotated[float | None, Option(
+        None, "Share of a prompt in the cache already. [default: 0; of sessions what the cache keeps]",
+        metavar="SHARE")]  # fmt: skip
     trace: Annotated[str | Path | None, Option(
-        None, "CSV of requests: arrival_s, prompt_tokens, generated_tokens.", metavar="FILE",
-        internal=True)]  # fmt: skip
+        None, "A file of requests with their times: CSV (arrival_s, prompt_tokens, generated_tokens; BurstGPT's;"
+        " Azure's) or Mooncake's .jsonl.", metavar="FILE", internal=True)]  # fmt: skip
+    trace_scale: Annotated[float | None, Option(
+        None, "The trace so many times as fast. [default: 1]", metavar="X", internal=True)]  # fmt: skip
+    burst: Annotated[float | None, Option(
+        None, "Coefficient of variation of the seconds between requests of --rate: above 1 they come in bursts, 0"
+        " evenly. [default: 1, Poisson]", metavar="CV")]  # fmt: skip
+    turns: Annotated[int | None, Option(
+        None, "Requests of a session, each with all before it in front. [default: 1]", least=1,
+        metavar="N")]  # fmt: skip
+    think: Annotated[float | None, Option(
+        None, "Mean seconds between an answer and the next of --turns: a user who reads, or a tool that runs."
+        " [default: 0]", metavar="SECONDS")]  # fmt: skip
+    system_prompt: Annotated[int | None, Option(
+        None, "Tokens that all sessions begin with. [default: 0]", least=1, metavar="N")]  # fmt: skip
+    requests: Annotated[int | None, Option(
+        None, "How many to simulate. [default: 10 for each client, 200 or more; all of a trace]", least=1,
+        metavar="N")]  # fmt: skip
+    client: Annotated[float | None, Option(
+        None, "Milliseconds of the network and the tokenizer, in front of each request: TTFT has them. [default: 0]",
+        metavar="MS")]  # fmt: skip
 
 
 class EngineOptions(TypedDict, total=False):
@@ -126,6 +149,16 @@ class ServerOptions(ModelOptions, total=False):
         None, "Tokens that it guesses. [default: 4; of mtp what the configuration says]", least=1,
         internal=True)]  # fmt: skip
     accept: Annotated[float, Option(ACCEPT, "Chance that a guess is right.", shown=True, internal=True)]
+    replicas: Annotated[int, Option(1, "Engines that share the load.", least=1, metavar="N", shown=True)]
+    route: Annotated[str, Option(
+        "least-loaded", "Which replica takes a request: the one with the fewest, each in turn, or the one that has kept"
+        " most of the prompt.", choices=("least-loaded", "round-robin", "prefix"), shown=True)]  # fmt: skip
+    autoscale: Annotated[tuple[int, int, int] | None, Option(
+        None, "From LOW to HIGH replicas, as many as have REQUESTS each, running or waiting.",
+        metavar="LOW:HIGH:REQUESTS", internal=True)]  # fmt: skip
+    startup: Annotated[float | None, Option(
+        None, "Seconds until a replica that --autoscale starts takes requests. [default: 60]",
+        metavar="SECONDS", internal=True)]  # fmt: skip
     disaggregate: Annotated[tuple[int, int] | None, Option(
         None, "P engines run prompts, D decode; each has the GPUs of --tp.", metavar="P:D", internal=True)]  # fmt: skip
 
@@ -139,19 +172,27 @@ class ServeOptions(ServerOptions, LoadOptions, total=False):
         dp: groups of ``tp`` GPUs that attend to sequences of their own (attention data parallelism).
         pp: stages of ``tp * dp`` GPUs that have the layers one after another (pipeline parallelism).
         cluster: how the GPUs are joined; None takes the one that memwall knows with the GPU.
-        prompt, generate: tokens of a request; ``lengths`` is the range of both, ``0.8-1.0`` of nominal. Of a model with
-            an encoder of text the prompt is what that reads, always whole. None takes 1,024, or 4 of the decoder where
+        prompt, generate: tokens of a request; ``lengths`` says how both spread: over the range ``0.8-1.0`` of nominal;
+            ``lognormal:0.9,0.6``, with these standard deviations of the logarithm of prompts and answers, of which they
+            are the means; or as in a CSV file, of pairs or of a histogram, that takes their place. Of a model with an
+            encoder of text the prompt is what that reads, always whole. None takes 1,024, or 4 of the decoder where
             an encoder reads something else.
         concurrency: clients that each wait for an answer before they ask again, one number or several.
         images: images of each request, in front of its text, of the height and width ``image``, as in ``"1024x1024"``;
             the prompt is the tokens of text behind them.
-        rate: requests per second at random times, instead of clients.
+        rate: requests per second at random times, instead of clients. The seconds between two have the coefficient of
+            variation ``burst``, with which they are gamma-distributed; 1 is Poisson, 0 even.
+        turns: requests of a session: a client asks the next one on average ``think`` seconds after an answer, with all
+            of the session in front of its prompt. All sessions begin with the same ``system_prompt`` tokens.
+        requests: how many are simulated.
+        client: milliseconds of network and tokenizer in front of each request, which TTFT has in it.
         routing: how tokens choose experts: ``balanced``, by chance and all alike; ``power-law:ALPHA``; or a CSV of
             counts, ``expert,count`` or ``layer,expert,count``. ``redundant`` copies of the experts with most rows are
             made and placed as DeepSeek's EPLB does; None: experts lie in their order.
         straggler: the share of its speed at which one GPU of each engine runs.
         weights, kv: a key of :data:`WEIGHTS` and of :data:`CACHES`; ``model`` takes what its configuration says.
-        prefix_hit: share of a prompt that is in the cache already.
+        prefix_hit: share of a prompt that is in the cache already. None: none, but of sessions and of traces that name
+            blocks what an engine has kept; 0 keeps nothing of these either.
         utilization: share of a GPU's memory that the server takes: of ``all`` of it, or as ``utilization_of`` says, of
             what weights and cache take without buffers (``static``, as SGLang counts) or of what weights and buffers
             leave for the cache (``free``, as TensorRT-LLM counts).
@@ -163,7 +204,12 @@ class ServeOptions(ServerOptions, LoadOptions, total=False):
         eager: no CUDA graph holds a step; ``captured`` are the batches of decodes that graphs hold.
         engine: one of :data:`ENGINES`, whose kernels run, of a version (``vllm@0.11``) or the newest; or a TOML file.
         closed_form: each load is solved for its steady state, not simulated request by request; no percentiles.
-        trace: a CSV file of requests, instead of clients: arrival_s, prompt_tokens, generated_tokens.
+        trace: a file of requests with their times, instead of clients, in one of the formats of
+            :data:`memwall.serving.simulation.trace_files.FORMATS`; ``trace_scale`` times as fast.
+        replicas: engines that share the load; ``route`` says which takes a request: ``least-loaded``, ``round-robin``
+            or ``prefix``.
+        autoscale: the least and the most replicas, and the requests that one has, running or waiting; one that is
+            started takes requests ``startup`` seconds later.
         draft: a smaller model that guesses ``draft_tokens`` tokens, of which each is accepted with probability
             ``accept`` if those before it are; one step of the model verifies them. :data:`OWN` is the model's own
             module (MTP), which guesses as many as the configuration says where no number is given; else 4.

@@ -23,16 +23,15 @@ from memwall.serving.answer import Point, Serving, notes_of
 from memwall.serving.candidates import ServerCandidate, choices, objective
 from memwall.serving.engines import AskedEngine, AskedPolicy, Guess, Server, fitting, lacks, steps_in, stored_in
 from memwall.serving.launch.reading import ServerLaunch, read_launch
+from memwall.serving.loads import check_load, fleet_of, loads_of, loads_of_model
 from memwall.serving.model import CACHES, Model, read_model
 from memwall.serving.question import ACCEPT, EngineLayout, ServeOptions
 from memwall.serving.simulation.steady import largest_batch
 from memwall.serving.simulation.timing import GpuSteps
-from memwall.serving.simulation.workload import Lengths, RequestLoad, read_trace
+from memwall.serving.simulation.workload import RequestLoad
 from memwall.serving.steps import EngineStep, Layout
 from memwall.serving.steps.routing import read_routing, routed
 
-#: tokens of a prompt where none are given, and of a decoder's whose encoder reads something else
-PROMPT, DECODER_PROMPT = 1024, 4
 #: in the note of a traced step whose experts are all alike
 _BY_CHANCE = "experts=balanced"
 #: what names the model's own module as a draft, and tokens that another model guesses where no number is given
@@ -72,22 +71,21 @@ def serve(
     check_engine(said, said.kv)
     gpus = load_gpus([gpu] if isinstance(gpu, (str, Gpu)) else gpu)
     limits = tuple(objective(text) for text in slo)
-    answer = Lengths.parse(said.generate, said.lengths)
-    load_of = partial(_loads, said.concurrency, said.rate, generate=answer, hit=said.prefix_hit, trace=said.trace)
-    loads = load_of(prompt=Lengths.parse(said.prompt or PROMPT, said.lengths))
+    check_load(said)
+    asked = loads_of(said)
     prices = prices_among(price, [each.name for each in gpus])
     if limits:
         check_priced(prices, [each.name for each in gpus])
-    longest = max(load.longest.prompt_tokens + load.longest.generated_tokens for load in loads)
+    longest = max(load.longest.tokens for load in asked.loads)
     read = partial(read_model, dtype=said.dtype, tokens=longest, prompt=said.prompt)
     progress(f"tracing {target if isinstance(target, (str, Path)) else target.name}")
     images = _images(said, isinstance(target, Model))
     model = target if isinstance(target, Model) else read(target, weights=said.weights, images=images)
     model = with_routing(model, said)
-    loads = _of_model(model, said, loads, load_of)
+    asked = loads_of_model(model, said, asked)
     guess = None if said.draft is None else _guess(model, said.draft, read, said.draft_tokens, said.accept)
-    servers = _engines(model, gpus, prices, said, guess)
-    points = _points(servers, loads, progress)
+    servers = [replace(each, limits=limits) for each in _engines(model, gpus, prices, said, guess)]
+    points = _points(servers, asked.loads, progress)
     found = choices([p.candidate for p in points if p.candidate is not None], limits) if limits else ()
     return Serving(
         model=model,
@@ -95,7 +93,7 @@ def serve(
         objectives=limits,
         choices=found,
         draft=str(guess or ""),
-        notes=notes_of(points, model, gpus, said.cluster is None),
+        notes=(*filter(None, (asked.note,)), *notes_of(points, model, gpus, said.cluster is None)),
         launch=line,
         dtype=said.dtype,
         target=str(target) if str(target).startswith("hf:") else "MODEL",
@@ -115,22 +113,6 @@ def _launched(
     return line.target if target is None else target, line
 
 
-def _of_model(
-    model: Model, said: Any, loads: list[RequestLoad], load_of: Callable[..., list[RequestLoad]]
-) -> list[RequestLoad]:
-    """The loads, with the tokens of images, or of what an encoder reads. Raises UsageError: an encoder and a trace."""
-    if model.pictures is not None:
-        text = Lengths.parse(said.prompt or PROMPT, said.lengths)
-        loads = load_of(prompt=replace(text, fixed=model.pictures.tokens))
-    if model.encoder is not None:
-        if said.trace is not None:
-            raise UsageError(
-                f"the encoder of {model.name} is traced with one prompt: give clients or --rate, no --trace"
-            )
-        loads = load_of(prompt=Lengths.parse(1 if model.encoder else said.prompt or DECODER_PROMPT, "1"))
-    return loads
-
-
 def _images(said: Any, is_read: bool) -> tuple[int, Any] | None:
     """The images of a request and their size. Raises UsageError: they are asked for where they cannot be billed."""
     if said.images is None:
@@ -139,12 +121,6 @@ def _images(said: Any, is_read: bool) -> tuple[int, Any] | None:
         return None
     if is_read:
         raise UsageError("a model that was read already has its images: read it with images")
-    for name in ("trace", "prefix_hit"):
-        if getattr(said, name):
-            raise UsageError(
-                f"--images with --{name.replace('_', '-')}: which requests have images, or which of them are cached, is"
-                " not known"
-            )
     return said.images, said.image
 
 
@@ -169,6 +145,8 @@ def _engines(
             closed_form=said.closed_form,
             guess=guess,
             disaggregate=said.disaggregate,
+            fleet=fleet_of(said),
+            client_s=(said.client or 0.0) / 1e3,
             usd_per_gpu_hour=prices.get(each.name),
         )
         for each in gpus
@@ -245,26 +223,6 @@ def check_engine(said: Any, *caches: str) -> None:
             raise UsageError(f"a server {what} above 0 and up to 1, not {share:g}")
 
 
-def _loads(
-    concurrency: int | Iterable[int] | None,
-    rate: float | None,
-    *,
-    prompt: Lengths,
-    generate: Lengths,
-    hit: float,
-    trace: str | Path | None,
-) -> list[RequestLoad]:
-    common: dict[str, Any] = {"prompt": prompt, "generate": generate, "prefix_hit": hit}
-    if trace is not None:
-        return [RequestLoad(**common, trace=read_trace(trace))]
-    if rate is not None:
-        return [RequestLoad(**common, rate_per_s=rate)]
-    numbers = [concurrency] if isinstance(concurrency, int) else list(concurrency or ())
-    if not numbers:
-        raise UsageError("no load given: name concurrency, or a rate")
-    return [RequestLoad(**common, concurrency=number) for number in numbers]
-
-
 def _points(servers: Sequence[AskedEngine], loads: list[RequestLoad], say: Callable[[str], None]) -> list[Point]:
     """The engines under the loads. Raises UsageError: all are refused."""
     every = counting(loads * len(servers), "simulating loads", say)
@@ -299,12 +257,13 @@ def _point(asked: AskedEngine, server: Server, load: RequestLoad) -> Point:
         most = largest_batch(steps, load, server.policy)
     except UsageError as error:
         return replace(point, refused=f"{error}{fitting(steps)}")
-    batch, longest = max(round(run.batch), 1), load.longest.prompt_tokens + load.longest.generated_tokens
+    batch, longest = max(round(run.batch), 1), load.longest.tokens
     candidate = ServerCandidate(
         name=f"{point.name}, {point.load}",
         load=point.load,
         run=run,
-        gpus=server.gpus,
+        gpus=server.mean_gpus(run),
+        limits=asked.limits,
         usd_per_gpu_hour=asked.usd_per_gpu_hour,
         watts_per_gpu=steps.gpu.tdp_w,
         wall=steps.wall(EngineStep(batch, round(batch * point.context))),

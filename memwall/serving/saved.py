@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,6 @@ from memwall.core.files import read_json
 from memwall.core.graph import Pipe
 from memwall.core.question import part_of
 from memwall.core.structure import BadRecord, above_0, at_least_1, check_schema, number, one_of, read, write
-from memwall.core.units import duration
 from memwall.core.version import __version__
 from memwall.serving.answer import Point, Serving
 from memwall.serving.candidates import ServerChoice, objective_text, stop
@@ -23,7 +23,9 @@ from memwall.serving.launch.reading import LaunchFlag, ServerLaunch
 from memwall.serving.launch.writing import launch_line, options_of_point
 from memwall.serving.levers import ServedOutcome, ServedVerdict, served_verdicts, served_what_ifs, server_changes
 from memwall.serving.question import LoadOptions
+from memwall.serving.simulation.served import Requests
 from memwall.serving.steps import EngineStep
+from memwall.serving.wording import images_text, requests_text
 
 SCHEMA = "memwall.serving/1"
 _FAMILY, _, _VERSION = SCHEMA.partition("/")
@@ -157,6 +159,20 @@ class SavedChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SavedPercentile:
+    """A percentile of ``requests`` of an engine under a load, and between which seconds it lies with a confidence of
+    90 %, by their number, as if each were independent of the others; null on a side where they are too few to say."""
+
+    engine: str
+    load: str
+    quantity: Annotated[str, one_of(SERVED)]
+    requests: Annotated[int, at_least_1]
+    value_s: Figure
+    low_s: Figure | None
+    high_s: Figure | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class SavedLaunch:
     """The command line that was read: the engine and the version of its image, empty where none is said; and each
     flag, with what it sets or why it sets nothing."""
@@ -171,8 +187,9 @@ class SavedServing:
     """A record. ``weights_bytes`` and ``kv_bytes_per_token`` (after the first 1,024) are the model's on a GPU of
     the first engine; ``requests``, ``images`` and ``draft`` are in words; ``choices`` are for each load what keeps all
     objectives, ``best`` is the one of them whose tokens cost least, and ``cheaper`` what stops the next cheaper one of
-    its load; ``verdicts`` are of each engine under its last load, ``what_ifs`` of each point that runs; ``launch`` is
-    the command line that was read, ``command`` the one that starts the best engine, or the only one."""
+    its load; ``percentiles`` are of all simulated points; ``verdicts`` are of each engine under its last load,
+    ``what_ifs`` of each point that runs; ``launch`` is the command line that was read, ``command`` the one that starts
+    the best engine, or the only one."""
 
     schema: str
     memwall_version: str
@@ -194,6 +211,7 @@ class SavedServing:
     choices: tuple[SavedChoice, ...] = ()
     verdicts: tuple[ServedVerdict, ...] = ()
     what_ifs: tuple[ServedOutcome, ...] = ()
+    percentiles: tuple[SavedPercentile, ...] = ()
     images: str = ""
     launch: SavedLaunch | None = None
     command: str = ""
@@ -251,8 +269,8 @@ def saved(
         engine=first.asked.engine.name,
         draft=found.draft or None,
         max_context=model.max_context,
-        requests=_requests(found),
-        images=_images(found),
+        requests=requests_text(found),
+        images=images_text(found),
         weights_bytes=model.served.weights_bytes(first.layout),
         kv_bytes_per_token=kv,
         notes=(*model.notes, *found.notes, *filter(None, (left_out,)), *(found.launch.notes if found.launch else ())),
@@ -266,6 +284,7 @@ def saved(
         choices=choices,
         engines=tuple(_engine(name, point) for name, point in engines.items()),
         points=tuple(_point(point, found) for point in found.points),
+        percentiles=tuple(row for point in found.points for row in _percentiles(point)),
     )
 
 
@@ -303,32 +322,6 @@ def _short(scheme: str) -> str:
     return "fp8" if scheme == "float8_e4m3fn" else scheme
 
 
-def _requests(found: Serving) -> str:
-    load = found.points[0].workload
-    if load.trace:
-        return f"{len(load.trace):,} of a trace"
-    hit = f", {load.prefix_hit:.0%} of a prompt cached" if load.prefix_hit else ""
-    encoder = found.model.encoder
-    if encoder:
-        return f"{encoder:,} tokens to the encoder, {load.generate.nominal:,} out"
-    after = " after the encoder" if encoder is not None else ""
-    pictures = found.model.pictures
-    of_images = "" if pictures is None else f" and {pictures.said} in front"
-    text = f"{load.prompt.nominal:,} tokens in{of_images}{after}{hit}, {load.generate.nominal:,} out"
-    fronts = " and ".join(found.model.fronts)
-    return f"{text}, all of text: {fronts} and what encodes them are not billed" if fronts else text
-
-
-def _images(found: Serving) -> str:
-    """What the tower takes for the images of one request, on each GPU."""
-    pictures = found.model.pictures
-    if pictures is None:
-        return ""
-    steps = {point.gpu.name: point.steps for point in found.points}
-    times = (f"{duration(each.tower_s)} on {name}" for name, each in steps.items())
-    return f"{pictures.said} for each request; the tower takes {', '.join(times)}"
-
-
 def _point(point: Point, found: Serving) -> SavedPoint:
     load, made = point.workload, point.candidate
     missed = stop(made, found.objectives) if made else None
@@ -341,8 +334,8 @@ def _point(point: Point, found: Serving) -> SavedPoint:
         load=point.load,
         concurrency=load.concurrency,
         rate_per_s=load.rate_per_s,
-        prompt_tokens=load.prompt.nominal + load.prompt.fixed,
-        generated_tokens=load.generate.nominal,
+        prompt_tokens=load.usual.prompt_tokens,
+        generated_tokens=load.usual.generated_tokens,
         weights_bytes=point.weights_bytes,
         reserved_bytes=point.reserved_bytes,
         kv_bytes_per_sequence=point.kv_bytes(_longest(point)),
@@ -354,9 +347,26 @@ def _point(point: Point, found: Serving) -> SavedPoint:
     )
 
 
+def _percentiles(point: Point) -> Iterator[SavedPercentile]:
+    run = point.candidate.run if point.candidate else None
+    if not isinstance(run, Requests):
+        return
+    for name, percent in itertools.product(("ttft", "tpot", "e2e"), (50, 90, 99)):
+        if (spread := getattr(run, name)) is not None:
+            low_s, high_s = run.interval(name, percent / 100)
+            yield SavedPercentile(
+                engine=point.name,
+                load=point.load,
+                quantity=f"{name}_p{percent}_s",
+                requests=len(run.served),
+                value_s=getattr(spread, f"p{percent}"),
+                low_s=low_s,
+                high_s=high_s,
+            )
+
+
 def _longest(point: Point) -> int:
-    longest = point.workload.longest
-    return longest.prompt_tokens + longest.generated_tokens
+    return point.workload.longest.tokens
 
 
 def _engine(name: str, point: Point) -> SavedEngine:

@@ -27,11 +27,13 @@ from memwall.perfmodel.roofline import bound_s, peak_compute_s
 from memwall.serving import Model, Point, serve, steps_of
 from memwall.serving.candidates import ServerCandidate, objective, objective_text, stop
 from memwall.serving.kinds import shared_model
+from memwall.serving.loads import PROMPT
 from memwall.serving.question import EngineOptions, SearchOptions
-from memwall.serving.run import PROMPT, check_engine, with_routing
+from memwall.serving.run import check_engine, with_routing
+from memwall.serving.simulation.lengths import Lengths
 from memwall.serving.simulation.steady import largest_batch
 from memwall.serving.simulation.timing import GpuSteps
-from memwall.serving.simulation.workload import Lengths, RequestLoad
+from memwall.serving.simulation.workload import RequestLoad
 from memwall.serving.steps import EngineStep
 from memwall.serving.steps.attention import Attention, Compressed, Index, Latent
 from memwall.serving.steps.kernels import Collective, Experts
@@ -274,7 +276,7 @@ def _most_tokens_per_s(steps: GpuSteps, most: int) -> float:
     return found
 
 
-def _cost(gpus: int, price: float | None, tokens_per_s: float) -> float:
+def _cost(gpus: float, price: float | None, tokens_per_s: float) -> float:
     return gpus / tokens_per_s * (1.0 if price is None else price / 3600 * 1e6)
 
 

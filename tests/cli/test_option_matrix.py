@@ -25,6 +25,10 @@ GIVEN = {
     "allow-new": "--allow-new", "scheduler": "--scheduler tls://x", "slo": "--slo tpot<1s", "seq": "--seq 64",
     "global-batch": "--global-batch 4", "closed-form": "--closed-form", "limit": "--limit kernels=9",
     "host-axis": "--vary host=cloud-vm", "resume": "--resume", "quantity": "--quantity time_s",
+    "lengths": "--lengths lognormal:0.5", "turns": "--turns 2", "system-prompt": "--system-prompt 32",
+    "requests": "--requests 30", "client": "--client 20", "replicas": "--replicas 2", "burst": "--burst 3",
+    "autoscale": "--autoscale 1:3:4", "think": "--think 1", "trace-scale": "--trace-scale 2",
+    "startup": "--startup 5", "route": "--route round-robin",
     "since": "--since 2026-01-03", "least": "--least 0.5", "runs": "--runs none",
 }  # fmt: skip
 _PICTURE = {"style": "without -o FILE that ends in .png", "figure": "without -o FILE that ends in .png"}
@@ -88,9 +92,13 @@ ROWS = {
         "search gpt.py --mode training --gpus 2 --global-batch 2 --among fsdp=none schedule=1f1b tp=1 pp=1",
         "price host policy dtype state no-overlap", {"slo": "--mode training"},
     ),
-    "serve": Row("serve LLAMA --gpu h100 --concurrency 2 --prompt 64 --generate 16", "price what-if slo closed-form", {
-        "accept": "without --draft", "style": _PICTURE["style"],
+    "serve": Row("serve LLAMA --gpu h100 --concurrency 2 --prompt 64 --generate 16",
+                 "price what-if slo closed-form lengths turns system-prompt requests client replicas autoscale", {
+        "accept": "without --draft", "style": _PICTURE["style"], "burst": "without --rate", "think": "without --turns",
+        "trace-scale": "without --trace", "startup": "without --autoscale", "route": "of one engine",
     }),
+    "serve, at a rate": Row("serve LLAMA --rate 40 --turns 2 --replicas 2 --prompt 64 --generate 16",
+                            "burst think route", {"closed-form": "no closed form", "autoscale": "leave out"}),
     "gate": Row("gate net.py --limit time_s=1s", "host cuda-graph policy limit", {
         "optimizer": "in --mode inference", "device": "without --measured", "allow-new": "without a baseline",
     }),

@@ -534,3 +534,42 @@ def test_options_without_effect_and_numbers_that_are_none(run, model, tmp_path, 
     (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,generated_tokens\n0,abc,10\n", encoding="utf-8")
     refused = run("serve", model, *words)
     assert refused.code == 2 and said in refused.err
+
+
+def test_percentiles_say_how_sure_they_are(run, model):
+    """The largest of 40 requests is no upper end of the 99th percentile, and one of the median."""
+    found = points(run, model, "--concurrency", "4", "--prompt", "64", "--generate", "16", "--requests", "40")
+    rows = {row["quantity"]: row for row in found["percentiles"]}
+    assert {row["requests"] for row in rows.values()} == {40}
+    assert rows["ttft_p99_s"]["high_s"] is None
+    assert rows["ttft_p50_s"]["low_s"] <= rows["ttft_p50_s"]["value_s"] <= rows["ttft_p50_s"]["high_s"]
+    assert rows["ttft_p99_s"]["value_s"] == found["points"][0]["ttft_p99_s"]
+
+
+def test_what_the_client_adds_is_in_front_of_the_first_token(run, model):
+    words = (model, "--concurrency", "1", "--prompt", "64", "--generate", "16", "--requests", "20")
+    (bare,), (slow,) = (points(run, *words, *more)["points"] for more in ((), ("--client", "30")))
+    assert slow["ttft_s"] - bare["ttft_s"] == pytest.approx(0.03, abs=1e-6)
+    assert slow["tpot_s"] == pytest.approx(bare["tpot_s"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--trace", "TRACE", "--turns", "2"), "--trace with --turns: "),
+        (("--trace", "TRACE", "--prompt", "4"), "--prompt has no effect with --trace"),
+        (("--lengths", "pairs.csv", "--prompt", "4"), "--prompt has no effect with --lengths FILE"),
+        (("--turns", "2", "--prefix-hit", "0.5"), "leave one out"),
+        (("--turns", "2", "--closed-form"), "has no closed form"),
+        (("--rate", "2", "--burst", "2", "--closed-form"), "not Poisson have no closed form"),
+        (("--replicas", "2", "--closed-form"), "several replicas have no closed form"),
+        (("--replicas", "2", "--disaggregate", "1:1"), "leave out --replicas"),
+        (("--autoscale", "1:2"), "--autoscale takes the least and the most replicas"),
+        (("--client", "nan"), "want 0 or more"),
+    ],
+)
+def test_loads_that_contradict_themselves_are_refused(run, model, tmp_path, words, said):
+    (tmp_path / "trace.csv").write_text("arrival_s,prompt_tokens,generated_tokens\n0,16,8\n", encoding="utf-8")
+    result = run("serve", model, *(word.replace("TRACE", str(tmp_path / "trace.csv")) for word in words))
+    assert (result.code, len(result.err.splitlines())) == (2, 1)
+    assert said in result.error

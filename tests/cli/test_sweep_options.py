@@ -86,6 +86,9 @@ AXES = {
         "whole_prompts": "yes,no", "mixed_prompts": "yes,no engine=sglang", "utilization_of": "all,free",
         "routing": "balanced,power-law:1.2 @mixtral", "straggler": "0.8,1",
         "redundant": "2,4 routing=power-law:1.2 tp=2 ep=2 @mixtral",
+        "trace_scale": "1,2 trace=a.csv", "burst": "0,3 rate=2", "turns": "1,2", "think": "0,1 turns=2",
+        "system_prompt": "16,32", "requests": "10,20", "client": "0,30", "replicas": "1,2",
+        "route": "round-robin,prefix replicas=2", "autoscale": "1:2:4,1:3:4", "startup": "1,2 autoscale=1:2:4",
     },
     "training": {
         "host": "bare-metal,cloud-vm",

@@ -29,7 +29,8 @@ from pathlib import Path
 
 from memwall.bench.accuracy.kinds import Record, Skip, TableKind, seconds
 from memwall.core.files import read_csv
-from memwall.serving.simulation.workload import Lengths, RequestLoad
+from memwall.serving.simulation.lengths import Lengths
+from memwall.serving.simulation.workload import RequestLoad
 from memwall.serving.steps import Layout
 from memwall_lab.deployments import Deployment, Pool
 from memwall_lab.tables.base import gpu_named, known, positive, size

@@ -17,6 +17,9 @@ from memwall.core.units import size
 #: tokens of a block of the cache: vLLM's default; a sequence holds whole blocks
 BLOCK_TOKENS = 16
 
+#: tokens of a sequence whose mean token stands for one that is kept
+_LONG = 8192
+
 #: batches that vLLM captures as CUDA graphs (``cudagraph_capture_sizes``); a step of decodes runs the next larger one
 CAPTURED = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 
@@ -162,6 +165,11 @@ class Engine:
             held = len(self._kv) * BLOCK_TOKENS
             self._kv.append(self.steps.kv_bytes(held) + (self.draft.kv_bytes(held) if self.draft else 0))
         return self._kv[blocks]
+
+    @cached_property
+    def token_bytes(self) -> float:
+        """Bytes of a GPU that a token takes of a cache of :data:`_LONG` tokens."""
+        return max(self.kv_bytes(_LONG), 1) / _LONG
 
     def step_s(self, decodes: int, context: float, prefills: Sequence[tuple[int, int]] = ()) -> float:
         """Seconds of a step of prompts, with decodes or without; speculation drafts before it verifies."""

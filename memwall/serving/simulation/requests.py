@@ -1,7 +1,8 @@
-"""Workload × engine → when each request's tokens came, and what the server did: a simulation of each step.
+"""Workload × engines → when each request's tokens came, and what the server did: a simulation of each step.
 
 Arrivals and ends of steps are the events; :mod:`memwall.serving.simulation.scheduler` says what an engine does between
-two of them. The same workload gives the same result, bit for bit.
+two of them, :mod:`memwall.serving.simulation.fleet` which engine takes a request. The same workload gives the same
+result, bit for bit.
 """
 
 from __future__ import annotations
@@ -9,16 +10,15 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-import statistics
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
 
 from memwall.core.errors import UsageError
 from memwall.core.units import size
 from memwall.serving.simulation.engine import DEFAULT, Engine, Policy, Steps
-from memwall.serving.simulation.scheduler import Request, Scheduler, Tally
+from memwall.serving.simulation.fleet import ONE, Fleet, Replicas
+from memwall.serving.simulation.scheduler import Request, Scheduler
+from memwall.serving.simulation.served import Requests, ServedRequest
 from memwall.serving.simulation.workload import AskedRequest, RequestLoad
 
 
@@ -38,158 +38,18 @@ class Disaggregated:
             raise UsageError("want 1 or more engines of each kind, and a link of more than 0 B/s between them")
 
 
-class ServedRequest(NamedTuple):
-    """One request, seconds from the begin of the run: when it arrived, was first part of a step, had its first token,
-    and its last."""
-
-    arrival_s: float
-    start_s: float
-    first_s: float
-    end_s: float
-    prompt_tokens: int
-    generated_tokens: int
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds in the queue before the first step."""
-        return self.start_s - self.arrival_s
-
-    @property
-    def ttft_s(self) -> float:
-        """Time to first token."""
-        return self.first_s - self.arrival_s
-
-    @property
-    def tpot_s(self) -> float | None:
-        """Mean time per token after the first; None for a request that makes one token."""
-        return (self.end_s - self.first_s) / (self.generated_tokens - 1) if self.generated_tokens > 1 else None
-
-    @property
-    def e2e_s(self) -> float:
-        """From its arrival to its last token."""
-        return self.end_s - self.arrival_s
-
-
-class Spread(NamedTuple):
-    """Mean and percentiles of some seconds; percentiles are None where only the mean is known."""
-
-    mean: float
-    p50: float | None = None
-    p90: float | None = None
-    p99: float | None = None
-
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Of the requests that are known; None if none is."""
-        known = [value for value in values if value is not None]
-        if len(known) < 2:
-            return cls(*known * 4) if known else None
-        at = statistics.quantiles(known, n=100, method="inclusive")
-        return cls(statistics.fmean(known), at[49], at[89], at[98])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Requests:
-    """What a simulated server did. ``served`` are the requests after the warm-up, in order of arrival; ``tallies`` are
-    of all engines (prompts first) over the whole run."""
-
-    served: tuple[ServedRequest, ...]
-    tallies: tuple[Tally, ...]
-    span_s: float
-
-    @cached_property
-    def ttft(self) -> Spread:
-        """Time to first token, from arrival: with the wait in the queue."""
-        return Spread.of(row.ttft_s for row in self.served) or Spread(*[math.nan] * 4)
-
-    @cached_property
-    def tpot(self) -> Spread | None:
-        """Time per output token after the first, a mean for each request; None where requests make one token."""
-        return Spread.of(row.tpot_s for row in self.served)
-
-    @cached_property
-    def e2e(self) -> Spread:
-        """From arrival to the last token."""
-        return Spread.of(row.e2e_s for row in self.served) or Spread(*[math.nan] * 4)
-
-    @cached_property
-    def wait(self) -> Spread:
-        """In the queue, before any step."""
-        return Spread.of(row.wait_s for row in self.served) or Spread(*[math.nan] * 4)
-
-    @property
-    def requests_per_s(self) -> float:
-        """Requests over the seconds from the first arrival to the last token."""
-        return len(self.served) / self.span_s
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Generated tokens per second of the server."""
-        return sum(row.generated_tokens for row in self.served) / self.span_s
-
-    @property
-    def prompt_tokens_per_s(self) -> float:
-        """Tokens of prompts per second, cached ones too."""
-        return sum(row.prompt_tokens for row in self.served) / self.span_s
-
-    @property
-    def tokens_per_s_per_user(self) -> float | None:
-        """One over the mean time per output token."""
-        return 1 / self.tpot.mean if self.tpot else None
-
-    @property
-    def batch(self) -> float:
-        """Mean decoding sequences of an engine that decodes, over the seconds that it runs."""
-        return _mean(self._decoding, "batch_s")
-
-    @property
-    def cache_use(self) -> float:
-        """Mean share of the cache that is taken, over the seconds that the engines run."""
-        return _mean(self._decoding, "cache_s")
-
-    @property
-    def cache_peak(self) -> float:
-        """The largest share of the cache that was taken."""
-        return max(tally.cache_peak for tally in self.tallies)
-
-    @property
-    def preemptions(self) -> int:
-        return sum(tally.preemptions for tally in self.tallies)
-
-    @property
-    def prompt_share(self) -> float:
-        """Share of the steps that have prompts."""
-        return sum(tally.prompt_steps for tally in self.tallies) / max(sum(tally.steps for tally in self.tallies), 1)
-
-    @property
-    def wall(self) -> str:
-        """What requests wait for before their first step, for most of the time: ``cache`` or ``batch``; empty: the step
-        that runs."""
-        cache_s = sum(tally.full_cache_s for tally in self.tallies)
-        batch_s = sum(tally.full_batch_s for tally in self.tallies)
-        if cache_s + batch_s < sum(tally.busy_s for tally in self.tallies) / 2:
-            return ""
-        return "cache" if cache_s > batch_s else "batch"
-
-    @property
-    def _decoding(self) -> list[Tally]:
-        """The engines that decode, if any does."""
-        return [tally for tally in self.tallies if tally.batch_s] or list(self.tallies)
-
-
-def _mean(tallies: Iterable[Tally], name: str) -> float:
-    known = list(tallies)
-    return sum(getattr(tally, name) for tally in known) / (sum(tally.busy_s for tally in known) or 1.0)
-
-
-def simulate_requests(steps: Steps | Disaggregated, workload: RequestLoad, policy: Policy = DEFAULT) -> Requests:
-    """Run a workload through a server.
+def simulate_requests(
+    steps: Steps | Disaggregated, workload: RequestLoad, policy: Policy = DEFAULT, fleet: Fleet = ONE
+) -> Requests:
+    """Run a workload through a server: engines that are alike, each with a queue of its own, or engines of prompts and
+    engines of decodes.
 
     Raises:
-        UsageError: weights, or a single request, do not fit, or a request is longer than the model's context.
+        UsageError: weights, or a single request, do not fit, a request is longer than the model's context, or both
+            replicas and engines of two kinds are asked for.
     """
-    server = _PoolServer(steps, policy)
-    for engine in {scheduler.engine for pool in server.pools for scheduler in pool}:
+    server = _PoolServer(steps, policy, fleet)
+    for engine in {scheduler.engine for pool in server.pools for scheduler in pool.engines}:
         check_longest(engine, workload)
     return server.run(workload)
 
@@ -226,16 +86,20 @@ def _most_tokens(engine: Engine) -> int:
 class _PoolServer:
     """Pools of engines that a request passes one after another: one, or that of prompts and that of decodes."""
 
-    def __init__(self, steps: Steps | Disaggregated, policy: Policy) -> None:
+    def __init__(self, steps: Steps | Disaggregated, policy: Policy, fleet: Fleet) -> None:
         self.link_bytes_per_s = math.inf
         if isinstance(steps, Disaggregated):
+            if fleet.most > 1:
+                raise UsageError("prompts and decodes on separate engines say how many there are: give no replicas")
             self.link_bytes_per_s = steps.link_bytes_per_s
             prompt, decode = Engine(steps.prompt, policy), Engine(steps.decode, policy)
             prompts = [Scheduler(prompt, prompts_only=True) for _ in range(steps.prompt_engines)]
-            self.pools = [prompts, [Scheduler(decode) for _ in range(steps.decode_engines)]]
+            decodes = [Scheduler(decode) for _ in range(steps.decode_engines)]
+            self.pools = [Replicas(prompts, fleet), Replicas(decodes)]
         else:
-            self.pools = [[Scheduler(Engine(steps, policy))]]
-        self._schedulers = [scheduler for pool in self.pools for scheduler in pool]
+            engine = Engine(steps, policy)
+            self.pools = [Replicas([Scheduler(engine) for _ in range(fleet.most)], fleet)]
+        self._schedulers = [scheduler for pool in self.pools for scheduler in pool.engines]
         #: (seconds, order, pool, request) of those on their way to a pool
         self._arrivals: list[tuple[float, int, int, Request]] = []
         self._order, self._request_s = itertools.count(), policy.request_s
@@ -243,29 +107,42 @@ class _PoolServer:
         self._link_s: dict[Scheduler, float] = {}
 
     def run(self, workload: RequestLoad) -> Requests:
-        asked, served = workload.asked(), list[Request]()
+        sessions, served = workload.sessions(), list[Request]()
         clients = workload.count if workload.concurrency is None else workload.concurrency
-        for each in itertools.islice(asked, clients):
-            self._ask(each, 0.0)
+        for session in itertools.islice(sessions, clients):
+            self._ask(session, 0.0)
+        replicas = self.pools[0]
         while True:
             scheduler = min(self._schedulers, key=lambda each: each.end_s)
-            if self._arrivals and self._arrivals[0][0] <= scheduler.end_s:
+            arrival_s = self._arrivals[0][0] if self._arrivals else math.inf
+            if replicas.check_s < min(arrival_s, scheduler.end_s) < math.inf:
+                replicas.scale()
+            elif arrival_s <= scheduler.end_s and self._arrivals:
                 now_s, _, pool, request = heapq.heappop(self._arrivals)
-                min(self.pools[pool], key=lambda each: each.load).submit(request, now_s)
-                continue
-            if scheduler.end_s == math.inf:
+                self.pools[pool].pick(request, now_s).submit(request, now_s)
+            elif scheduler.end_s == math.inf:
                 return self._result(served, workload)
-            for request in scheduler.advance():
-                if request.made < request.asked.generated_tokens and scheduler.prompts_only:
-                    self._transfer(request, scheduler)
-                    continue
-                served.append(request)
-                for each in itertools.islice(asked, 1):
-                    self._ask(each, request.end_s)
+            else:
+                served += self._advance(scheduler, sessions)
 
-    def _ask(self, asked: AskedRequest, now_s: float) -> None:
-        arrival_s = now_s if asked.arrival_s is None else asked.arrival_s
-        request = Request(asked, arrival_s, asked.prompt_tokens, asked.cached_tokens)
+    def _advance(self, scheduler: Scheduler, sessions: Iterator[tuple[AskedRequest, ...]]) -> list[Request]:
+        """End what an engine does now; the requests that have all their tokens, whose clients ask again."""
+        done = []
+        for request in scheduler.advance():
+            if request.made < request.asked.generated_tokens and scheduler.prompts_only:
+                self._transfer(request, scheduler)
+                continue
+            done.append(request)
+            if request.later:
+                self._ask(request.later, request.end_s + request.later[0].think_s)
+            else:
+                for session in itertools.islice(sessions, 1):
+                    self._ask(session, request.end_s)
+        return done
+
+    def _ask(self, turns: tuple[AskedRequest, ...], now_s: float) -> None:
+        asked, arrival_s = turns[0], now_s if turns[0].arrival_s is None else turns[0].arrival_s
+        request = Request(asked, arrival_s, asked.prompt_tokens, asked.cached_tokens, later=turns[1:])
         heapq.heappush(self._arrivals, (arrival_s + self._request_s, next(self._order), 0, request))
 
     def _transfer(self, request: Request, source: Scheduler) -> None:
@@ -283,9 +160,11 @@ class _PoolServer:
                 r.end_s,
                 r.asked.prompt_tokens,
                 r.asked.generated_tokens,
+                r.found,
             )
             for r in served
         ]
         rows = sorted(rows, key=lambda row: row.arrival_s)[workload.warmup :]
         span_s = max(row.end_s for row in rows) - rows[0].arrival_s
-        return Requests(served=tuple(rows), tallies=tuple(s.tally for s in self._schedulers), span_s=span_s)
+        tallies = tuple(scheduler.tally for scheduler in self._schedulers)
+        return Requests(served=tuple(rows), tallies=tallies, span_s=span_s, engines_on=self.pools[0].mean_on)

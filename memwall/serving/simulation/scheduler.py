@@ -3,7 +3,8 @@
 The rules are vLLM v1's (``vllm/v1/core/sched/scheduler.py``), which SGLang and TensorRT-LLM share but for names:
 requests wait first come, first served; a step takes a token of each decoding sequence and then prompts up to a budget
 of tokens; a prompt is admitted when the cache has blocks for all of it; when the cache has no block left for the next
-token, the youngest sequence is preempted and computed again later. Steps of decodes alone between two events are one
+token, the youngest sequence is preempted and computed again later; what an engine has kept of a prompt
+(:mod:`memwall.serving.simulation.prefixes`) is not computed. Steps of decodes alone between two events are one
 :class:`DecodeStretch`, which a request that can be admitted cuts short.
 """
 
@@ -13,9 +14,11 @@ import heapq
 import math
 from bisect import bisect_right
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memwall.serving.simulation.engine import Engine
+from memwall.serving.simulation.prefixes import PrefixCache
 from memwall.serving.simulation.workload import AskedRequest
 
 
@@ -23,7 +26,8 @@ from memwall.serving.simulation.workload import AskedRequest
 class Request:
     """A request under way. ``prompt`` is what must be in the cache before the next token, ``computed`` what is there;
     ``made`` tokens were made when it joined the decodes of its engine at their step ``joined``, which is ``ends`` when
-    it is done."""
+    it is done. Of its prompt ``found`` tokens were in the cache when it was first part of a step; it holds so many
+    ``parts`` of its content there. ``later`` are the turns that follow in its session."""
 
     asked: AskedRequest
     arrival_s: float
@@ -35,11 +39,14 @@ class Request:
     start_s: float | None = None
     first_s: float | None = None
     end_s: float = math.inf
+    found: int = 0
+    parts: int = 0
+    later: tuple[AskedRequest, ...] = ()
 
     @property
     def most_tokens(self) -> int:
         """Tokens in its cache in the end."""
-        return self.asked.prompt_tokens + self.asked.generated_tokens
+        return self.asked.tokens
 
 
 class DecodeStretch:
@@ -110,6 +117,7 @@ class Scheduler:
         self._offsets = 0.0
         self._at: Counter[float] = Counter()
         self._most_bytes = 0
+        self._prefixes = PrefixCache()
         self._chunks: list[tuple[Request, int]] = []
         self._stretch: DecodeStretch | None = None
 
@@ -149,9 +157,13 @@ class Scheduler:
             request.computed += new
             if request.computed == request.prompt:
                 self._prompts.remove(request)
+                self._keep(request, request.asked.prompt_tokens)
                 done += self._first_token(request, now_s)
+        if any(request.parts for request in done):
+            self._trim(done)
         for request in done:
             request.end_s = now_s
+            self._let_go(request, request.asked.prompt_tokens if self.prompts_only else request.most_tokens)
             self._most_bytes -= self.engine.kv_bytes(request.most_tokens + self.policy.verified)
         return done
 
@@ -242,6 +254,7 @@ class Scheduler:
                 taken.append((request, new))
                 budget -= new
         while admit and budget > 0 and self._waiting and self._admits(self._waiting[0]):
+            self._look_up(self._waiting[0])
             left = self._waiting[0].prompt - self._waiting[0].computed
             if not chunked and taken and left > budget:
                 break
@@ -267,7 +280,9 @@ class Scheduler:
 
     def _admit(self, now_s: float) -> Request:
         request = self._waiting.popleft()
-        request.start_s = now_s if request.start_s is None else request.start_s
+        self._keep(request, request.computed)
+        if request.start_s is None:
+            request.start_s, request.found = now_s, request.computed
         self._most_bytes += self.engine.kv_bytes(request.most_tokens + self.policy.verified)
         return request
 
@@ -301,11 +316,41 @@ class Scheduler:
             self._leave(request)
             request.made += int(self.engine.tokens_per_step * (self._count - request.joined) + 1e-9)
             request.ends = -1
+        self._let_go(request, 0)
         request.prompt = request.asked.prompt_tokens + request.made
         request.computed = request.asked.cached_tokens
         self._most_bytes -= self.engine.kv_bytes(request.most_tokens + self.policy.verified)
         self._waiting.appendleft(request)
         self.tally.preemptions += 1
+
+    # -- what is kept of prompts and answers ---------------------------------------------------------------------------
+
+    def _look_up(self, request: Request) -> None:
+        """Find what is kept of a waiting prompt, of which nothing is computed here."""
+        if request.asked.content and request.computed < request.prompt:
+            self._trim()
+            request.computed = self._prefixes.found(request.asked.content, request.prompt)
+
+    def _keep(self, request: Request, tokens: int) -> None:
+        if request.asked.content:
+            request.parts = self._prefixes.hold(request.asked.content, request.parts, tokens)
+
+    def _let_go(self, request: Request, tokens: int) -> None:
+        """What a request has computed, its first ``tokens`` among it, may go when memory is needed."""
+        if request.parts:
+            self._keep(request, tokens)
+            self._prefixes.release(request.asked.content, request.parts)
+            request.parts = 0
+
+    def _trim(self, ending: Sequence[Request] = ()) -> None:
+        """Take memory for running requests, and for those that end now, from what nobody holds."""
+        if self._prefixes.idle_tokens:
+            used = self._used_bytes() + sum(self.engine.kv_bytes(request.most_tokens) for request in ending)
+            self._prefixes.trim((self.engine.cache_bytes - used) / self.engine.token_bytes)
+
+    def found(self, request: Request) -> int:
+        """Tokens of a prompt that the engine has kept."""
+        return self._prefixes.found(request.asked.content, request.prompt)
 
     def _steps_ahead(self) -> int:
         """Decode steps until one is done or the cache is full."""

@@ -21,7 +21,8 @@ import numpy as np
 
 from memwall.core.errors import UsageError
 from memwall.serving.simulation.engine import DEFAULT, Engine, Policy, Steps, between
-from memwall.serving.simulation.requests import Spread, check_longest
+from memwall.serving.simulation.requests import check_longest
+from memwall.serving.simulation.served import Spread
 from memwall.serving.simulation.workload import RequestLoad
 
 #: parts of a step's budget that the chain distinguishes, the most states that it may have, and the share of the last
@@ -83,8 +84,13 @@ def steady_state(steps: Steps, workload: RequestLoad, policy: Policy = DEFAULT) 
     """The means of a workload that goes on for ever; a trace is taken as Poisson arrivals at its mean rate.
 
     Raises:
-        UsageError: weights or a request do not fit, or requests generate less than two tokens.
+        UsageError: weights or a request do not fit, requests generate less than two tokens, come in bursts, or find
+            what others have left in the cache.
     """
+    if workload.burst != 1:
+        raise UsageError("arrivals that are not Poisson have no closed form: leave out the burst, or --closed-form")
+    if workload.reuses:
+        raise UsageError("what requests share has no closed form: say a prefix_hit, or leave out --closed-form")
     engine = Engine(steps, policy)
     check_longest(engine, workload)
     load = _Load(engine, workload)

@@ -1,6 +1,7 @@
 """Objectives of a server, and the cheapest candidate that keeps them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -9,9 +10,10 @@ from memwall.core.errors import UsageError
 from memwall.hardware.engine import EngineHost
 from memwall.serving.candidates import ServerCandidate, best, objective, stop, value_of
 from memwall.serving.simulation.engine import Policy
+from memwall.serving.simulation.lengths import Lengths
 from memwall.serving.simulation.requests import simulate_requests
 from memwall.serving.simulation.steady import steady_state
-from memwall.serving.simulation.workload import Lengths, RequestLoad
+from memwall.serving.simulation.workload import AskedRequest, RequestLoad
 from tests.unit.serving.engines import Affine
 
 PLAIN = Policy(captured=())
@@ -38,6 +40,22 @@ def test_values_by_hand(text, value):
     engine = EngineHost("", ttft_low=0.5, ttft_high=3, tpot_low=0.8, tpot_high=1.2)
     candidate = one_request(gpus=2, usd_per_gpu_hour=1.98, watts_per_gpu=550, engine=engine)
     assert value_of(candidate, objective(text)) == pytest.approx(value)
+
+
+def test_goodput_is_of_requests_that_keep_every_limit_of_a_request():
+    """TTFTs of 3, 3 and 10 s, in 24 s with 10 tokens each, of 1 s: two of three keep 5 s, all keep 1.5 s a token, and
+    none makes two tokens a second. Limits of money are of no request; without any other there is no goodput."""
+    steps = Affine(base_s=1, decode_s=0, context_s=0, prompt_s=0.1)
+    asked = tuple(AskedRequest(*row) for row in ((0, 10, 10), (0, 10, 10), (5, 20, 10)))
+    run = simulate_requests(steps, RequestLoad(trace=asked), Policy(captured=(), max_batch=2))
+
+    def goodput(*limits):
+        made = ServerCandidate(name="", run=run, limits=tuple(map(objective, limits)))
+        return made.goodput_share, made.goodput_per_s, made.goodput_tokens_per_s
+
+    assert goodput("ttft_p99<5s", "tpot<1.5s", "cost_per_mtok<1$") == pytest.approx((2 / 3, 2 / 24, 20 / 24))
+    assert goodput("tokens_per_s_per_user>2/s") == (0, 0, 0)
+    assert goodput("cost_per_mtok<1$") == goodput() == (None, None, None)
 
 
 def test_units_of_objectives():
@@ -138,5 +156,10 @@ def test_percentiles_need_a_simulation():
 
 
 def test_every_quantity_of_a_server_is_read():
-    candidate = one_request(usd_per_gpu_hour=1.0, watts_per_gpu=1.0, kv_bytes_per_token=1, engine=EngineHost(""))
+    limits = (objective("ttft<9"),)
+    known = {"usd_per_gpu_hour": 1.0, "watts_per_gpu": 1.0, "kv_bytes_per_token": 1, "engine": EngineHost("")}
+    run = one_request().run
+    reused = tuple(row._replace(found_tokens=16) for row in run.served)
+    run = replace(run, engines_on=1.0, served=reused)  # of replicas that start and stop, with prompts in the cache
+    candidate = ServerCandidate(name="a", run=run, limits=limits, **known)
     assert [name for name, row in SERVED.items() if row.read("serve", candidate) is None] == []

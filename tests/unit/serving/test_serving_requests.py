@@ -1,13 +1,18 @@
 """Requests on a simulated server: by hand, against a loop over every step, and what must hold of any server."""
 
+import math
+import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from memwall.core.errors import UsageError
 from memwall.serving.simulation.engine import Policy, Speculation
-from memwall.serving.simulation.requests import Disaggregated, Spread, simulate_requests
-from memwall.serving.simulation.workload import AskedRequest, Lengths, RequestLoad
+from memwall.serving.simulation.lengths import Lengths
+from memwall.serving.simulation.requests import Disaggregated, simulate_requests
+from memwall.serving.simulation.served import Requests, ServedRequest, Spread, interval_ranks, sure_from
+from memwall.serving.simulation.workload import AskedRequest, RequestLoad
 from tests.unit.serving.engines import Affine, Saturating, Windowed
 from tests.unit.serving.naive_server import serve
 
@@ -173,6 +178,37 @@ def test_percentiles_by_hand():
     assert Spread.of(range(101)) == Spread(50, 50, 90, 99)
     assert Spread.of([None, 3.0]) == Spread(3.0, 3.0, 3.0, 3.0)
     assert Spread.of([None]) is None
+
+
+def test_the_ranks_that_a_percentile_lies_between():
+    """Of 100 values the median lies between the 42nd and the 59th: P(B <= 41) = 0.044, P(B <= 58) = 0.956 of a binomial
+    of 100 at 1/2. The largest of 200 is below the 99th percentile with 0.99^200 = 13 %, that of 299 with less than 5 %,
+    as Wilks's 299 says."""
+    assert interval_ranks(100, 0.5) == (42, 59)
+    assert interval_ranks(200, 0.99)[1] == 201
+    assert [interval_ranks(count, 0.99)[1] <= count for count in (298, 299)] == [False, True]
+    assert sure_from(0.99) == 299 and sure_from(0.9) == 29
+    assert interval_ranks(1, 0.5) == (0, 2)
+
+
+def test_intervals_hold_the_percentile_in_nine_of_ten_runs():
+    """Medians and 90th percentiles of exponential times, ln 2 and ln 10, in 400 runs of 60."""
+    source = random.Random(0)
+    held = Counter()
+    for _ in range(400):
+        rows = [ServedRequest(0.0, 0.0, source.expovariate(1), 9.0, 1, 1) for _ in range(60)]
+        found = Requests(served=tuple(rows), tallies=(), span_s=1.0)
+        for share in (0.5, 0.9):
+            low, high = found.interval("ttft", share)
+            held[share] += low <= -math.log(1 - share) <= high
+    assert 0.88 * 400 < held[0.5] < 0.97 * 400 and 0.88 * 400 < held[0.9] < 0.97 * 400
+
+
+def test_one_request_bounds_a_high_percentile_from_below_alone():
+    """It is below the 99th percentile in 99 of 100 runs, and below the median in every second one."""
+    found = simulate_requests(Affine(), fixed(10, 4, concurrency=1, requests=1), PLAIN)
+    assert found.interval("ttft", 0.99) == (found.served[0].ttft_s, None)
+    assert found.interval("ttft", 0.5) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ import pytest
 from memwall.core.errors import UsageError
 from memwall.serving.simulation import steady
 from memwall.serving.simulation.engine import Policy, Speculation
+from memwall.serving.simulation.lengths import Lengths
 from memwall.serving.simulation.requests import simulate_requests
 from memwall.serving.simulation.steady import largest_batch, steady_state
-from memwall.serving.simulation.workload import AskedRequest, Lengths, RequestLoad
+from memwall.serving.simulation.workload import AskedRequest, RequestLoad
 from tests.unit.serving.engines import Affine, Saturating
 
 #: engines x prompt, generate x policy x clients, or the share of the largest rate; none of the lengths that the limits

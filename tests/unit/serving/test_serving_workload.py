@@ -7,12 +7,13 @@ import pytest
 
 from memwall.core.errors import UsageError
 from memwall.serving.simulation.engine import Engine, Policy, Speculation
-from memwall.serving.simulation.workload import AskedRequest, Lengths, RequestLoad, read_trace
+from memwall.serving.simulation.lengths import Lengths
+from memwall.serving.simulation.workload import RequestLoad
 from tests.unit.serving.engines import Affine
 
 
 def test_a_range_of_nominal_is_drawn_evenly():
-    workload = RequestLoad(prompt=Lengths.parse(1000, "0.8-1.0"), concurrency=1, requests=4000)
+    workload = RequestLoad(prompt=Lengths(1000, 0.8, 1.0), concurrency=1, requests=4000)
     tokens = [asked.prompt_tokens for asked in workload.asked()]
     assert (min(tokens), max(tokens)) == (800, 1000)
     assert statistics.mean(tokens) == pytest.approx(900, rel=0.01)
@@ -33,27 +34,34 @@ def test_a_prefix_is_cached_in_whole_blocks_but_for_the_last_token():
     assert RequestLoad(concurrency=1, prefix_hit=1.0).cached(64) == 48
 
 
-def test_a_trace_is_read_in_the_order_of_arrival(tmp_path):
-    path = tmp_path / "trace.csv"
-    path.write_text("# made up\nprompt_tokens,arrival_s,generated_tokens,user\n5,12.5,7,a\n3,10,4,b\n")
-    assert read_trace(path) == (AskedRequest(0.0, 3, 4), AskedRequest(2.5, 5, 7))
+@pytest.mark.parametrize("burst", [0.0, 0.5, 3.0])
+def test_arrivals_in_bursts_have_the_rate_and_the_coefficient_of_variation(burst):
+    arrivals = [asked.arrival_s for asked in RequestLoad(rate_per_s=5, burst=burst, requests=20_000).asked()]
+    gaps = [b - a for a, b in itertools.pairwise(arrivals)]
+    assert statistics.mean(gaps) == pytest.approx(0.2, rel=0.05)
+    assert statistics.pstdev(gaps) / statistics.mean(gaps) == pytest.approx(burst, rel=0.05, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("arrival,prompt_tokens,generated_tokens\n1,2,3\n", "no column arrival_s; did you mean arrival?"),
-        ("arrival_s,prompt_tokens,generated_tokens\n1,x,3\n", "trace.csv:2: "),
-        ("arrival_s,prompt_tokens,generated_tokens\n-1,2,3\n", "trace.csv:2: want an arrival of 0 s or later"),
-        ("arrival_s,prompt_tokens,generated_tokens\n", "has no request"),
-    ],
-)
-def test_a_wrong_trace_is_refused_in_one_line(tmp_path, text, message):
-    path = tmp_path / "trace.csv"
-    path.write_text(text)
-    with pytest.raises(UsageError) as raised:
-        read_trace(path)
-    assert message in str(raised.value) and "\n" not in str(raised.value)
+def test_each_turn_has_its_session_in_front():
+    """50 tokens that all sessions begin with, then 100 new ones and an answer of 20 in each turn."""
+    load = RequestLoad(prompt=Lengths(100), generate=Lengths(20), turns=3, system_prompt=50, concurrency=1, requests=6)
+    assert [asked.prompt_tokens for asked in load.asked()] == 2 * [150, 150 + 120, 150 + 240]
+    assert load.longest.tokens == 390 + 20 and load.usual.prompt_tokens == 270
+    assert load.mean_context == 270 + 10
+
+
+def test_turns_come_at_the_rate_of_requests_and_after_a_pause_of_a_mean():
+    load = RequestLoad(turns=4, think_s=2.0, rate_per_s=8, requests=8000)
+    sessions = list(load.sessions())
+    assert sessions[-1][0].arrival_s == pytest.approx(1000, rel=0.05)
+    assert [asked.arrival_s for asked in sessions[0][1:]] == [None] * 3
+    assert statistics.mean(asked.think_s for each in sessions for asked in each[1:]) == pytest.approx(2, rel=0.05)
+    assert {each[0].think_s for each in sessions} == {0.0}
+
+
+def test_sessions_are_whole_and_each_client_has_two():
+    assert RequestLoad(turns=4, concurrency=1, requests=10).count == 12
+    assert RequestLoad(turns=30, concurrency=10).count == 10 * 2 * 30
 
 
 @pytest.mark.parametrize(
@@ -66,7 +74,10 @@ def test_a_wrong_trace_is_refused_in_one_line(tmp_path, text, message):
         (lambda: RequestLoad(concurrency=1, prefix_hit=1.5), "want 0 to 1"),
         (lambda: RequestLoad(concurrency=1, requests=5, warmup=5), "4 is the most"),
         (lambda: RequestLoad(concurrency=1, requests=0), "0 requests are no workload; want 1 or more"),
-        (lambda: Lengths.parse(10, "a-b"), "want one such as 0.8-1.0"),
+        (lambda: RequestLoad(rate_per_s=1.0, burst=-1), "want a coefficient of variation of 0 or more"),
+        (lambda: RequestLoad(rate_per_s=1.0, turns=2, think_s=-1), "-1 s between an answer and the next turn"),
+        (lambda: RequestLoad(concurrency=1, turns=2, prefix_hit=0.5), "leave one out"),
+        (lambda: RequestLoad(concurrency=1, turns=0), "1 turn or more"),
         (lambda: Lengths(0), "want 1 or more"),
         (lambda: Speculation(draft_tokens=3, accept=1.2), "not 1.2; 1 is the nearest"),
         (lambda: Policy(token_budget=128, max_batch=256), "max_batch 128 is the most"),

@@ -1,0 +1,51 @@
+"""A server's load in words, as the page and the record have them."""
+
+from __future__ import annotations
+
+from memwall.core.units import counted, duration
+from memwall.serving.answer import Serving
+from memwall.serving.simulation.workload import RequestLoad
+
+
+def requests_text(found: Serving) -> str:
+    """What requests are: their tokens, how these spread, and what they share."""
+    load = found.points[0].workload
+    if load.trace or load.pairs:
+        usual = load.usual
+        each = f"{load.count:,} of a trace" if load.trace else f"{load.count:,} of {counted(len(load.pairs), 'pair')}"
+        shared = ", what they begin with alike is kept" if load.trace and load.reuses else _sessions(load)
+        return f"{each}, {usual.prompt_tokens:,} tokens in and {usual.generated_tokens:,} out in the mean{shared}"
+    encoder = found.model.encoder
+    if encoder:
+        return f"{encoder:,} tokens to the encoder, {load.generate.nominal:,} out"
+    after = " after the encoder" if encoder is not None else ""
+    hit = f", {load.prefix_hit:.0%} of a prompt cached" if load.prefix_hit else ""
+    pictures = found.model.pictures
+    of_images = "" if pictures is None else f" and {pictures.said} in front"
+    text = f"{load.prompt.nominal:,} tokens in{of_images}{after}{hit}, {load.generate.nominal:,} out"
+    text += load.prompt.spread and f", {load.prompt.spread}"
+    text += _sessions(load)
+    fronts = " and ".join(found.model.fronts)
+    return f"{text}, all of text: {fronts} and what encodes them are not billed" if fronts else text
+
+
+def _sessions(load: RequestLoad) -> str:
+    """What requests begin with, whether they are turns of a session, and how they come."""
+    told = [f"behind {counted(load.system_prompt, 'token')} that all begin with"] if load.system_prompt else []
+    if load.turns > 1:
+        told.append(f"each one of {load.turns} turns of a session")
+    if load.think_s:
+        told.append(f"{duration(load.think_s)} between two turns in the mean")
+    if load.burst != 1:
+        told.append(f"times between them of a coefficient of variation of {load.burst:g}")
+    return "".join(f", {each}" for each in told)
+
+
+def images_text(found: Serving) -> str:
+    """What the tower takes for the images of one request, on each GPU."""
+    pictures = found.model.pictures
+    if pictures is None:
+        return ""
+    steps = {point.gpu.name: point.steps for point in found.points}
+    times = (f"{duration(each.tower_s)} on {name}" for name, each in steps.items())
+    return f"{pictures.said} for each request; the tower takes {', '.join(times)}"
