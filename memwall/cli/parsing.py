@@ -74,13 +74,15 @@ OPTION_GROUPS: Mapping[str, str] = {
     "Limits and baselines": "config limit baseline baseline-ref init update allow-new runs history"
     " quantity github workload since least check",
     "Model and inputs": "mode batch seq dtype input dim kernel csv measured autocast optimizer prompt generate"
-    " concurrency rate context lengths prefix-hit trace global-batch image images video seconds no-grad assume real"
+    " concurrency rate burst context lengths turns think system-prompt prefix-hit trace trace-scale requests client"
+    " global-batch image images video seconds no-grad assume real"
     " max-ops no-replay strict second-batch second-seq no-capture other-rank ncu hlo",
     "Hardware": "gpu gpus machines clock host cluster price device",
     "How it runs": "policy cuda-graph attention what-if executor launch weights kv slo engine utilization"
     " utilization-of max-batch token-budget max-context whole-prompts eager captured draft draft-tokens accept"
     " closed-form mixed-prompts routing redundant straggler torch",
-    "Many GPUs": "parallel tp ep dp pp disaggregate world nodes rank scale state no-overlap among",
+    "Many GPUs": "parallel tp ep dp pp replicas route autoscale startup disaggregate world nodes rank scale state"
+    " no-overlap among",
     "Kernels": "compile emit all alternatives",
     "Time, samples and processes": "samples rounds time-limit memory-limit no-check no-step strict-device accept-busy"
     " threads workers scheduler keep resume no-cache yes",

@@ -28,8 +28,8 @@ class LoadOptions(RequestOptions, total=False):
     """What is asked of a server."""
 
     lengths: Annotated[str, Option(
-        "1", "How both spread: 0.8-1.0 of them; lognormal:SIGMA around them; or a CSV file of pairs or of a histogram."
-        " [default: 1]", metavar="SPREAD")]  # fmt: skip
+        "1", "How tokens of prompts and answers spread: 0.8-1.0 of them; lognormal:SIGMA around them; or a CSV file of"
+        " pairs or of a histogram. [default: 1]", metavar="SPREAD")]  # fmt: skip
     concurrency: Annotated[int | Iterable[int] | None, Option(
         (1, 4, 16, 64, 256), "Clients that wait for an answer before they ask again. [default: 1 4 16 64 256]",
         least=1, metavar="N...", several="words")]  # fmt: skip
