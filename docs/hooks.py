@@ -14,7 +14,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 
 _PLACE = re.compile(r"^\{\{ ([\w./]+?)(?:: ([^}]+))? \}\}$", re.MULTILINE)
-_PICTURE = re.compile(r"^!\[[^\]]*\]\([^)]*\)\n", re.MULTILINE)
+#: a picture that is not on the site
+_PICTURE = re.compile(r"^!\[[^\]]*\]\((?!pictures/)[^)]*\)\n", re.MULTILINE)
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 #: a block of code, or a link
 _LINK = re.compile(rf"(?P<code>{_FENCED.pattern})|\[([^\]]+)\]\((?!https?:|#)([^)#]+)(#[^)]*)?\)", _FENCED.flags)

@@ -18,10 +18,11 @@ import pytest
 from tests.cli.test_fuse import fuses_nothing
 from tests.unit import gate_repo, traces_fixture
 from tests.unit.gating import run_here
-from tests.unit.places import CHROMIUM, ROOT
+from tests.unit.places import CHROMIUM, ROOT, shared
 from tests.unit.processes import HANGS_S
 
 DOCS = ROOT / "docs"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 _BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -79,30 +80,89 @@ def test_no_paragraph_of_the_docs_is_a_table_in_disguise():
                 assert words <= MOST_WORDS and numbers <= MOST_NUMBERS, f"{page.name}: {paragraph.strip()[:60]}"
 
 
-@pytest.fixture(scope="module")
-def tutorial(tmp_path_factory):
-    """A folder with the tutorial's files."""
-    folder = tmp_path_factory.mktemp("tutorial")
-    (folder / "profiles").symlink_to(ROOT / "profiles")
-    for _, rest, text in blocks("tutorial.md"):
+(NET,) = re.findall(r"```python\n# net\.py\n(.*?)```", README, re.DOTALL)
+
+
+def folder_of(page: str, folder: Path) -> Path:
+    """A folder with README's model, the files that a page writes out, and what it names of the reference workloads and
+    of the traces of others."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    (folder / "net.py").write_text(NET, encoding="utf-8")
+    for place in (ROOT / "profiles", *(shared("traces") or folder).glob("*.json.gz")):
+        if place.name in text:
+            (folder / place.name).symlink_to(place)
+    for _, rest, text in blocks(page):
         if title := re.search(r'title="([^"]+)"', rest):
             (folder / title[1]).write_text(text, encoding="utf-8")
     return folder
 
 
-@pytest.fixture
-def shell(forks, tutorial):
-    """``shell(line)``: what a command prints in the tutorial's folder, and its exit code."""
+#: pages of one command each, and of one reader each
+OF_COMMANDS = ("profile", "compare", "fuse", "bound", "triton", "serving", "sweep", "clusters", "training",
+               "distributed", "jax", "tpus", "xla", "measure", "gate", "traces", "open")  # fmt: skip
+OF_READERS = ("optimise", "deploy", "many_gpus", "guard")
 
-    def run(line: str) -> tuple[str, int]:
+
+@pytest.mark.parametrize("page", OF_COMMANDS)
+def test_the_page_of_a_command_begins_with_an_example(page):
+    """A command and what it prints, before any prose."""
+    begins = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    assert re.match(r"# [^\n]+\n\n```(console)?\n\$ memwall (?:(?!```).*\n){4,}```\n", begins)
+
+
+@pytest.mark.parametrize("page", OF_READERS)
+def test_the_path_of_a_reader_ends_with_five_questions(page):
+    """Each with a command or a page that answers it."""
+    _, _, questions = (DOCS / f"{page}.md").read_text(encoding="utf-8").partition("## Next questions\n")
+    rows = re.findall(r"^\| (?!Question|-)(.+?) \| (.+) \|$", questions, re.MULTILINE)
+    assert len(rows) == 5
+    assert all("](" in answer or "`memwall " in answer for _, answer in rows)
+    assert f"({page}.md)" in README or f"(docs/{page}.md)" in README
+
+
+def test_the_figures_of_the_comparison_stand_in_their_reports():
+    """Each number of a row is one of the report that the row names."""
+    page = (DOCS / "comparison.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .+ \| ([^|]*\d[^|]*) \| \[[^\]]+\]\((.+)\) \|$", page, re.MULTILINE)
+    assert len(rows) >= 15
+    for figure, path in rows:
+        report = (DOCS / path).read_text(encoding="utf-8")
+        for number in re.findall(r"\d[\d.,]*", figure):
+            assert re.search(rf"(?<![\d.]){re.escape(number)}(?![\d.])", report), f"{path} has no {number}"
+
+
+@pytest.fixture(scope="module")
+def tutorial(tmp_path_factory):
+    """A folder with the tutorial's files."""
+    return folder_of("tutorial.md", tmp_path_factory.mktemp("tutorial"))
+
+
+#: how wide the pages show what is printed, and who commits in the repositories that they make
+ENVIRONMENT = {"COLUMNS": "100", **{f"GIT_{who}_{what}": "you@localhost" for who in ("AUTHOR", "COMMITTER")
+                                    for what in ("NAME", "EMAIL")}}  # fmt: skip
+#: what a command needs, by a word in it
+NEEDS = {"--emit": "triton", "hf:": "transformers", "xla": "libtpu", "inductor": "triton", "jax": "jax"}
+
+
+def lacks(command: str) -> list[str]:
+    """Libraries that a command needs and that are not installed, and traces that are not at hand."""
+    traces = [word for word in command.split() if word.endswith(".json.gz") and not shared(f"traces/{word}")]
+    return traces + [library for word, library in NEEDS.items() if word in command and not find_spec(library)]
+
+
+@pytest.fixture
+def shell(forks, tmp_path):
+    """``shell(folder, line)``: what a command prints in a folder, and its exit code."""
+
+    def run(folder: Path, line: str) -> tuple[str, int]:
         words = shlex.split(line.removesuffix(ECHO))
-        environment = {**os.environ, "COLUMNS": "118", "MPLCONFIGDIR": str(tutorial / "matplotlib")}
+        environment = {**os.environ, **ENVIRONMENT, "MPLCONFIGDIR": str(tmp_path / "matplotlib")}
         if words[0] == "memwall":
-            ran = forks.start(*words[1:], folder=tutorial, environment=environment)
+            ran = forks.start(*words[1:], folder=folder, environment=environment)
             out, err = ran.communicate()
             printed, code = err + out, ran.returncode  # what it does, then what came of it
         else:
-            done = subprocess.run(words, cwd=tutorial, capture_output=True, text=True, check=False)
+            done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
             printed, code = done.stdout + done.stderr, done.returncode
         return (f"{printed}{code}\n", 0) if line.endswith(ECHO) else (printed, code)
 
@@ -111,28 +171,77 @@ def shell(forks, tutorial):
 
 #: what prints the exit code of the command before
 ECHO = "; echo $?"
+_COMMAND = re.compile(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 
 
 def commands(page: str) -> list[tuple[str, str]]:
     """The commands of a page and what it shows of their output."""
-    return [
-        found
-        for language, _, text in blocks(page)
-        if language == "console"
-        for found in re.findall(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE)
-    ]
+    return [found for language, _, text in blocks(page) if language == "console" for found in _COMMAND.findall(text)]
 
 
-@pytest.mark.parametrize(("page", "least"), [("tutorial.md", 9), ("profile.md", 2), ("fuse.md", 1)])
-def test_every_command_of_a_page_prints_what_it_shows(shell, page, least):
-    """In the order of the page, in one folder: later ones read what earlier ones wrote. Where nothing is shown or
-    written, it is enough that the command is one."""
-    assert len(commands(page)) >= least
+def shape(line: str) -> str:
+    """A line without its numbers and the widths that follow from them."""
+    return re.sub(r"[\d,.]*\d", "0", re.sub(r"[\s─]+", " ", line)).strip()
+
+
+def refreshed(shown: str, printed: str) -> str:
+    """What is shown, as it is printed now: each run of lines between two ``...`` keeps its length, and begins at the
+    next line that differs from its first in nothing but numbers.
+
+    Raises:
+        AssertionError: there is no such line.
+    """
+    now, kept, follows = iter(printed.rstrip().splitlines()), [], False
+    for line in shown.rstrip().splitlines():
+        if line == "...":
+            kept.append(line)
+        else:
+            begins, whole = line.removesuffix("..."), not line.endswith("...")
+            alike = (each for each in now if follows or shape(each if whole else each[: len(begins)]) == shape(begins))
+            found = next(alike, None)
+            assert found is not None, f"nothing like {line!r} is printed in\n{printed}"
+            kept.append(found if whole else f"{found[: len(begins)]}...")
+        follows = line != "..."
+    return "".join(f"{line.rstrip()}\n" for line in kept)
+
+
+def test_lines_are_found_again_by_all_but_their_numbers():
+    printed = "net\n\ntotals\n\n  time  10.5 ms\n  ────\nmore\nends here\n"
+    assert refreshed("...\ntotals\n\n  time  9 ms\n...\nends...\n", printed) == (
+        "...\ntotals\n\n  time  10.5 ms\n...\nends...\n"
+    )
+    with pytest.raises(AssertionError, match="nothing like"):
+        refreshed("...\nmean\n", printed)
+
+
+PICTURES = DOCS / "pictures"
+#: pages with commands, each of which runs in a folder of its own
+SHOWING = tuple(sorted(path.name for path in DOCS.glob("*.md") if commands(path.name)))
+
+
+@pytest.mark.parametrize("page", SHOWING)
+def test_every_command_of_a_page_prints_what_it_shows(shell, page, tmp_path, request):
+    """In the order of the page: later ones read what earlier ones wrote. Where nothing is shown or written, it is
+    enough that the command is one. A picture on the page is the one that a command there wrote. ``--update-golden``
+    writes what is printed and drawn now into the page."""
+    folder, path = folder_of(page, tmp_path), DOCS / page
+    update = request.config.getoption("--update-golden")
     for command, shown in commands(page):
-        if shown.strip() != "..." or " -o " in command:
-            printed, code = shell(command)
-            assert code == 0, f"{command}: exit code {code}\n{printed}"
+        if lacks(command) or (shown.strip() == "..." and " -o " not in command):
+            continue
+        printed, code = shell(folder, command)
+        assert code == 0, f"{command}: exit code {code}\n{printed}"
+        if update:
+            text = path.read_text(encoding="utf-8")
+            path.write_text(text.replace(f"$ {command}\n{shown}", f"$ {command}\n{refreshed(shown, printed)}"), "utf-8")
+        else:
             assert_shown(shown, printed)
+    for name in re.findall(r"\]\(pictures/([\w.]+)\)", path.read_text(encoding="utf-8")):
+        drawn = (folder / name).read_text(encoding="utf-8")
+        if update:
+            PICTURES.mkdir(exist_ok=True)
+            (PICTURES / name).write_text(drawn, encoding="utf-8")
+        assert drawn == (PICTURES / name).read_text(encoding="utf-8"), f"{page}: {name} is drawn otherwise now"
 
 
 def documented() -> list[tuple[str, str]]:
@@ -203,12 +312,7 @@ def test_the_tutorials_python_prints_what_it_shows(tutorial):
             expected.append(follows[2] if follows[0] == "text" else "")
     assert len(pieces) >= 6
     code = "\nprint('=' * 40)\n".join(pieces)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "COLUMNS": "118",
-        "MPLCONFIGDIR": str(tutorial / "matplotlib"),
-    }
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **ENVIRONMENT, "MPLCONFIGDIR": str(tutorial / "matplotlib")}
     done = subprocess.run([sys.executable, "-"], input=code, cwd=tutorial, env=environment, capture_output=True,
                           text=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -264,13 +368,10 @@ def links(page: Path) -> Links:
     return Links(page.read_text(encoding="utf-8"))
 
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
 @pytest.mark.defect("E 40")
 def test_the_readme_is_for_a_newcomer_and_its_links_lead_somewhere():
     """README held what belongs into the docs: 473 lines, in sentences that only their authors could read."""
-    assert len(README.splitlines()) <= 180
+    assert len(README.splitlines()) <= 150
     assert "png" in README.partition("\n## ")[0]  # a picture comes first
     pages = [README, *(page.read_text(encoding="utf-8") for page in DOCS.glob("*.md"))]
     for phrase in ("torch's decision and our price", "loses itself", "of what the tiles compute is asked for"):
@@ -288,8 +389,7 @@ def test_every_task_of_the_readme_works(gates, tmp_path, monkeypatch):
     """In a repository with a branch. What is measured takes minutes, and is left to other tests as Inductor's kernels
     are."""
     monkeypatch.setattr("memwall.inductor.compiled.lower", fuses_nothing)
-    (model,) = re.findall(r"```python\n# net\.py\n(.*?)```", README, re.DOTALL)
-    gate_repo.commit(tmp_path, net=model)
+    gate_repo.commit(tmp_path, net=NET)
     (tmp_path / "train.py").write_text(
         "from torch.distributed.fsdp import fully_shard\nfrom net import inputs, model as whole\n"
         "def model():\n    return fully_shard(whole())\n", encoding="utf-8",
@@ -307,15 +407,14 @@ def test_every_task_of_the_readme_works(gates, tmp_path, monkeypatch):
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = {"model_type": "llama", "vocab_size": 99, "max_position_embeddings": 8192, **sizes}
     (tmp_path / "DIR" / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    (tmp_path / "vit.py").write_text(model, encoding="utf-8")
+    (tmp_path / "vit.py").write_text(NET, encoding="utf-8")
     page = (ROOT / "docs" / "jax.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"```python\n# step\.py\n(.*?)```", page, re.DOTALL)
+    (program,) = re.findall(r'```python title="step\.py"\n(.*?)```', page, re.DOTALL)
     for name in ("step.py", "jax_vit.py"):
         (tmp_path / name).write_text(program, encoding="utf-8")
-    needs = {"--emit": "triton", "hf:": "transformers", "xla": "libtpu"}
     gate_repo.git(tmp_path, "update-ref", "refs/remotes/origin/main", "HEAD")
     for task in tasks:
-        if "measure" not in task and all(find_spec(library) for word, library in needs.items() if word in task):
+        if "measure" not in task and not lacks(task):
             with gates.shared():
                 code, out, err = run_here(tmp_path, *shlex.split(task.replace(MANY, FEW))[1:])
             assert (code, bool(out)) == (0, True), f"{task}: {err}"
