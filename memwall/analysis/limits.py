@@ -26,11 +26,14 @@ UNITS: dict[str, dict[str, float]] = {
     "per s": {"": 1.0, "/s": 1.0, "k/s": 1e3},
     "USD": {"": 1.0, "USD": 1.0, "$": 1.0},
     "J": {"": 1.0, "J": 1.0, "mJ": 1e-3},
+    "W": {"": 1.0, "W": 1.0, "kW": 1e3},
+    "g": {"": 1.0, "g": 1.0, "kg": 1e3},
 }  # fmt: skip
 
 #: unit of a quantity -> limits of it, for messages
 _EXAMPLES = {"s": "'3.2 ms' or '+2%'", "B": "'70 GB' or '+2%'", "FLOP": "'1.2 TFLOP' or '+0%'", "count": "120 or '+0'",
-             "fraction": "'45 %' or '-1 pp'", "per s": "'20/s'", "USD": "'1.5 USD'", "J": "'0.2 J'"}  # fmt: skip
+             "fraction": "'45 %' or '-1 pp'", "per s": "'20/s'", "USD": "'1.5 USD'", "J": "'0.2 J'",
+             "W": "'500 W'", "g": "'90 g'"}  # fmt: skip
 _NUMBER = re.compile(r"([+-]?)\s*+((?:\d++(?:_\d++)*+(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?)\s*+(\S*+)")
 
 #: how far a sum of floats may exceed a limit by rounding alone; for exact counts, bytes and FLOPs, only the rounding of

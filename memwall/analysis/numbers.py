@@ -21,6 +21,8 @@ _SCALES = {
     "per s": ((1.0, "/s"),),
     "USD": ((1.0, " USD"),),
     "J": ((1.0, " J"),),
+    "W": ((1.0, " W"),),
+    "g": ((1.0, " g"),),
 }
 
 #: unit -> digits after the point to begin with; 2 elsewhere

@@ -37,8 +37,8 @@ from memwall.analysis.whole_profile import (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
     """One figure. ``unit`` is one of ``s``, ``B``, ``FLOP``, ``FLOP/s``, ``FLOP/B``, ``count``, ``fraction``,
-    ``per s``, ``USD``, ``J``, ``ratio``, ``interval`` (two times), ``word`` and ``flag``; ``lower`` is better, or
-    higher.
+    ``per s``, ``USD``, ``J``, ``W``, ``g``, ``ratio``, ``interval`` (two times), ``word`` and ``flag``;
+    ``lower`` is better, or higher.
     """
 
     name: str
@@ -106,6 +106,19 @@ def _end(name: str, end: str) -> Callable[[Any], float | None]:
     return lambda candidate: candidate.end_s(name, end)
 
 
+def _of_tokens(name: str, rate: str = "tokens_per_s") -> Callable[[Any], float | None]:
+    """A figure of the bill of a server, by the rate of its tokens."""
+    return lambda candidate: getattr(candidate, name)(getattr(candidate.run, rate))
+
+
+def _of_step(name: str) -> Callable[[Any], float | None]:
+    return lambda step: getattr(step, name)(step.tokens_per_s)
+
+
+def _cost_end(end: str) -> Callable[[Any], float | None]:
+    return lambda candidate: candidate.usd_end(end)
+
+
 #: kinds of answers
 KINDS = ("profile", "serve", "decode", "training")
 
@@ -170,13 +183,20 @@ _SERVED = (
     _server("kv_bytes_per_token", "KV cache of one more token on a GPU", "B", serve=attrgetter("kv_bytes_per_token")),
     _server("usd_per_million_tokens", "all cost, by million tokens", "USD",
             heading="1 M tokens", profile=cost("tokens_per_s"),
-            serve=lambda candidate: candidate.usd_per_million(candidate.run.tokens_per_s),
-            decode="usd_per_million", training="usd_per_million"),
+            serve=_of_tokens("usd_of_million"), decode=_of_step("usd_of_million"), training="usd_per_million"),
+    *(_server(f"usd_per_million_tokens_{end}", f"{end} end of the 80 % interval of the cost, by that of TPOT", "USD",
+              heading=which, unit_text="USD", serve=_cost_end(end))
+      for end, which in (("low", "10th"), ("high", "90th"))),
+    _server("usd_per_million_tokens_spot", "cost on GPUs that are given back when idle, by million tokens", "USD",
+            heading="spot", serve=_of_tokens("spot_usd_of_million"), decode=_of_step("spot_usd_of_million")),
     _server("usd_per_million_prompt_tokens", "all cost, by million tokens of prompts", "USD", heading="1 M in",
-            serve=lambda candidate: candidate.usd_per_million(candidate.run.prompt_tokens_per_s)),
-    _server("energy_per_token_j", "energy of a generated token, at the power limit", "J", heading="energy",
-            unit_text="J/token",
-            serve=attrgetter("energy_per_token_j"), decode="energy_per_token_j"),
+            serve=_of_tokens("usd_of_million", "prompt_tokens_per_s")),
+    _server("watts_per_gpu", "power of a GPU under the load", "W", heading="power",
+            serve=attrgetter("watts_per_gpu"), decode="watts_per_gpu"),
+    _server("energy_per_token_j", "energy of the GPUs for a generated token", "J", heading="energy",
+            unit_text="J/token", serve=_of_tokens("joules_of_token"), decode=_of_step("joules_of_token")),
+    _server("grams_per_million_tokens", "CO2 of a million tokens", "g", heading="CO2", unit_text="g/1 M",
+            serve=_of_tokens("grams_of_million"), decode=_of_step("grams_of_million")),
 )  # fmt: skip
 
 
@@ -344,8 +364,11 @@ ANSWERS: Mapping[str, Mapping[str, str]] = {
     },
     "serve": {
         "": "ttft_s ttft_interval_s? tpot_s tpot_interval_s? tokens_per_s_per_user tokens_per_s_per_gpu batch"
-            " largest_batch mean_gpus goodput_share goodput_per_s? cached_share? usd_per_million_tokens"
-            " usd_per_million_prompt_tokens? ttft_p99_s? tpot_p99_s? energy_per_token_j? limited_by",
+            " largest_batch mean_gpus goodput_share goodput_per_s? cached_share? usd_per_million_tokens ttft_p99_s?"
+            " tpot_p99_s? limited_by",
+        "Power and cost": "watts_per_gpu energy_per_token_j usd_per_million_tokens usd_per_million_tokens_low"
+                          " usd_per_million_tokens_high usd_per_million_tokens_spot usd_per_million_prompt_tokens"
+                          " grams_per_million_tokens",
     },
     "training": {
         "": "time_s interval_s tokens_per_s_per_gpu mfu gpus peak_memory fits usd_per_million_tokens energy_j?"

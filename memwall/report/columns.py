@@ -238,8 +238,10 @@ def _answered(shown: Quantity, cells: list[Any], like: Sequence[float]) -> CellC
         return fixed(heading, unit, cells, 1.0, 1) if shown.unit_text else si(heading, "/s", cells)
     if shown.unit == "USD":
         return plain(heading, cells, _money_digits(cells), unit)
-    if shown.unit == "J":
+    if shown.unit in ("J", "g"):
         return si(heading, unit, cells)
+    if shown.unit == "W":
+        return fixed(heading, unit, cells, 1.0, 0)
     kinds = {"fraction": "%", "count": f"count{shown.digits}", "flag": "fits"}
     return _column(heading, kinds.get(shown.unit, shown.unit), cells, like)
 

@@ -17,6 +17,7 @@ from memwall.analysis.quantities import SERVED, SERVED_ALIASES
 from memwall.core.errors import UsageError, suggest
 from memwall.core.units import few
 from memwall.hardware.engine import EngineHost
+from memwall.hardware.prices import Billed
 from memwall.serving.simulation.served import Requests, ServedRequest
 from memwall.serving.simulation.steady import Steady
 
@@ -37,19 +38,18 @@ WALLS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerCandidate:
+class ServerCandidate(Billed):
     """A server under a workload, of which ``load`` says what comes (``64 clients``). ``gpus`` are all that it needs, in
-    the mean, with what each costs and draws; ``wall`` is what limits a decode step of its engine, if known
-    (``bandwidth``); ``kv_bytes_per_token`` what one more token of its longest request adds to the cache on a GPU,
-    ``largest_batch`` the most sequences that its scheduler takes and its cache holds; ``engine`` has its intervals; the
-    goodput is of requests that keep those ``limits`` that are of a request."""
+    the mean, with what each costs and draws; ``is_closed``: clients wait for answers, so that a slower server makes
+    fewer tokens; ``wall`` is what limits a decode step of its engine, if known (``bandwidth``);
+    ``kv_bytes_per_token`` what one more token of its longest request adds to the cache on a GPU, ``largest_batch`` the
+    most sequences that its scheduler takes and its cache holds; ``engine`` has its intervals; the goodput is of
+    requests that keep those ``limits`` that are of a request."""
 
     name: str
     run: Requests | Steady
     load: str = ""
-    gpus: float = 1
-    usd_per_gpu_hour: float | None = None
-    watts_per_gpu: float | None = None
+    is_closed: bool = False
     wall: str = ""
     kv_bytes_per_token: int | None = None
     largest_batch: int | None = None
@@ -88,38 +88,35 @@ class ServerCandidate:
 
     @property
     def cost(self) -> float:
-        """USD of a token times 3,600, or GPU seconds without a price."""
-        price = 1.0 if self.usd_per_gpu_hour is None else self.usd_per_gpu_hour
-        return self.gpus * price / self.run.tokens_per_s
+        """USD of a million tokens, or GPU seconds of one without prices."""
+        return cost_of(self, self.run.tokens_per_s)
 
-    def usd_per_million(self, tokens_per_s: float) -> float | None:
-        """USD of a million tokens if they pay for everything; None without a price."""
-        if self.usd_per_gpu_hour is None:
-            return None
-        return self.gpus * self.usd_per_gpu_hour / 3600 / tokens_per_s * 1e6
+    def usd_end(self, end: str) -> float | None:
+        """An ``end``, ``low`` or ``high``, of the cost of a million tokens, by the interval of TPOT, to which the time
+        of a token is taken to be in proportion; None without prices, and where requests come at a rate."""
+        usd = self.usd_of_million(self.run.tokens_per_s)
+        return usd * getattr(self.engine, f"tpot_{end}") if usd is not None and self.engine and self.is_closed else None
 
-    @property
-    def energy_per_token_j(self) -> float | None:
-        """Joules of the GPUs per generated token; None without their power."""
-        return None if self.watts_per_gpu is None else self.gpus * self.watts_per_gpu / self.run.tokens_per_s
+
+def cost_of(billed: Billed, tokens_per_s: float) -> float:
+    """USD of a million tokens, or GPU seconds of one without prices."""
+    usd: float | None = billed.usd_of_million(tokens_per_s)
+    return billed.gpus / tokens_per_s if usd is None else usd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decoding:
+class Decoding(Billed):
     """One decode step of an engine of ``gpus`` GPUs, with ``batch`` sequences of so long a cache that one takes
     ``kv_bytes``: seconds, and bytes on each GPU, of which a server takes up to ``capacity_bytes``. ``held_bytes`` are
-    weights and buffers; prices and powers as in :class:`ServerCandidate`."""
+    weights and buffers."""
 
     batch: int
-    gpus: int
     time_s: float
     limited_by: str
     weights_bytes: int
     held_bytes: int
     kv_bytes: int
     capacity_bytes: int
-    usd_per_gpu_hour: float | None = None
-    watts_per_gpu: float | None = None
     engine: EngineHost = field(default_factory=lambda: EngineHost(""))
 
     @property
@@ -151,17 +148,6 @@ class Decoding:
     def largest_batch(self) -> int:
         """Sequences that the memory holds; 0 where not even the weights fit."""
         return max(self.capacity_bytes - self.held_bytes, 0) // self.kv_bytes
-
-    @property
-    def usd_per_million(self) -> float | None:
-        """USD of a million tokens; None without a price."""
-        price = self.usd_per_gpu_hour
-        return None if price is None else self.gpus * price / 3600 / self.tokens_per_s * 1e6
-
-    @property
-    def energy_per_token_j(self) -> float | None:
-        """Joules of the GPUs per token; None without their power."""
-        return None if self.watts_per_gpu is None else self.gpus * self.watts_per_gpu / self.tokens_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +223,7 @@ def best(candidates: Sequence[ServerCandidate], objectives: Sequence[str | Limit
     """
     if not candidates:
         raise UsageError("no candidate to choose from; give one or more")
-    unpriced = [each.name for each in candidates if each.usd_per_gpu_hour is None]
+    unpriced = [each.name for each in candidates if not each.rates.is_priced]
     if 0 < len(unpriced) < len(candidates):
         raise UsageError(f"no price of {few(unpriced)}: costs compare where all candidates have one, or none")
     limits = [objective(each) if isinstance(each, str) else each for each in objectives]

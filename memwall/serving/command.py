@@ -14,6 +14,7 @@ from memwall.cli.output import Out
 from memwall.cli.parsing import Command, SeveralOption
 from memwall.core.errors import UsageError
 from memwall.core.question import options_of
+from memwall.hardware.prices import check_billed
 from memwall.serving.question import ServeOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -124,6 +125,7 @@ def command(
     out.plan(ServingReport)
     if asked["draft"] is None:
         _refuse("without --draft, the model that guesses", "draft_tokens", "accept")
+    check_billed(prices, asked)
     if asked["trace"]:
         _refuse("with --trace, which has the tokens of each request", "prompt", "generate", "lengths")
     if asked["lengths"] and ".csv" in asked["lengths"]:

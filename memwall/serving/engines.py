@@ -17,6 +17,7 @@ from memwall.hardware.cluster import cluster_of, load_cluster
 from memwall.hardware.engine import EngineSpec
 from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu
+from memwall.hardware.prices import CostRates
 from memwall.serving.model import Model
 from memwall.serving.simulation.engine import Policy, Speculation
 from memwall.serving.simulation.fleet import ONE, Fleet
@@ -91,7 +92,7 @@ class AskedPolicy:
 @dataclass(frozen=True, kw_only=True)
 class AskedEngine:
     """An engine as it is asked for. ``layout`` has its GPUs, and what was asked of its cache (empty: as the model's
-    configuration says); ``weights``, ``utilization_of``, ``max_context``, ``straggler`` and ``price`` are as of
+    configuration says); ``weights``, ``utilization_of``, ``max_context``, ``straggler`` and ``rates`` are as of
     :func:`memwall.serve`; ``changes`` are what-ifs; ``client_s`` passes between a user and the server; ``limits`` are
     the objectives."""
 
@@ -106,7 +107,7 @@ class AskedEngine:
     closed_form: bool
     guess: Guess | None
     disaggregate: tuple[int, int] | None
-    usd_per_gpu_hour: float | None
+    rates: CostRates
     changes: tuple[GpuChange, ...] = ()
     utilization_of: str = "all"
     max_context: int | None = None

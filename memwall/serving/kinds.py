@@ -14,14 +14,18 @@ from memwall.core.errors import MemwallError, UsageError, unknown
 from memwall.core.question import filled, options_of, part_of, signature_of
 from memwall.core.units import counted
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
+from memwall.hardware.prices import CostRates
+from memwall.perfmodel.power import idle_w
 from memwall.points import PointKind, Row, Task, engine_of, line
 from memwall.serving.candidates import Decoding
 from memwall.serving.loads import loads_of
 from memwall.serving.model import CACHES, WEIGHTS, Model, read_model
-from memwall.serving.question import DecodeOptions, EngineLayout, ServeOptions
+from memwall.serving.power import StepPower
+from memwall.serving.question import CostOptions, DecodeOptions, EngineLayout, ServeOptions
 from memwall.serving.run import OWN, serve, steps_of
 from memwall.serving.simulation.engine import BLOCK_TOKENS
 from memwall.serving.simulation.timing import GpuSteps
+from memwall.serving.steps import EngineStep
 from memwall.trace_cache import Traces
 
 #: what a decode step and a server's load are where no axis says
@@ -84,7 +88,9 @@ def decode(
     if (beyond := _beyond(model, said.context)) is not None:
         raise UsageError(beyond)
     (time_s,), (wall,) = steps.decodes([said.batch], [said.context])
-    return _decoding(steps, said.batch, time_s, wall, _kv_bytes(steps, said.context), usd_per_gpu_hour)
+    rates = CostRates(usd_per_gpu_hour=usd_per_gpu_hour, **part_of(CostOptions, step))
+    watts = StepPower(steps).watts(EngineStep(said.batch, said.batch * said.context), time_s)
+    return _decoding(steps, said.batch, time_s, wall, _kv_bytes(steps, said.context), watts=watts, rates=rates)
 
 
 def _kv_bytes(steps: GpuSteps, context: int) -> int:
@@ -102,7 +108,9 @@ def _beyond(model: Model, context: int) -> str | None:
     )
 
 
-def _decoding(steps: GpuSteps, batch: Any, time_s: Any, wall: Any, kv_bytes: Any, price: float | None) -> Decoding:
+def _decoding(
+    steps: GpuSteps, batch: Any, time_s: Any, wall: Any, kv_bytes: Any, *, watts: Any, rates: CostRates
+) -> Decoding:
     """One step, or many where these are arrays."""
     return Decoding(
         batch=batch,
@@ -113,8 +121,9 @@ def _decoding(steps: GpuSteps, batch: Any, time_s: Any, wall: Any, kv_bytes: Any
         held_bytes=steps.weights_bytes + steps.reserved_bytes,
         kv_bytes=kv_bytes,
         capacity_bytes=steps.capacity_bytes,
-        usd_per_gpu_hour=price,
-        watts_per_gpu=steps.gpu.tdp_w,
+        rates=rates,
+        watts_per_gpu=watts,
+        idle_watts=idle_w(steps.gpu),
         engine=steps.host,
     )
 
@@ -132,16 +141,20 @@ def _decodes(task: Task, traces: Traces) -> list[Row]:
             if name not in gpus:
                 gpus[name] = load_gpu(name)
             model = shared_model(traces, task.target, weights, dtype, max(contexts) + 1)
+            rates = CostRates(
+                usd_per_gpu_hour=task.prices.get(gpus[name].name),
+                **{name: engine.pop(name) for name in options_of(CostOptions) if name in engine},
+            )
             steps = steps_of(model, gpus[name], **engine)
         except MemwallError as error:
             rows += [line(str(error))] * len(own)
         else:
-            rows += _of_engine(model, steps, batches, contexts, task.prices.get(gpus[name].name))
+            rows += _of_engine(model, steps, batches, contexts, rates)
     return rows
 
 
 def _of_engine(
-    model: Model, steps: GpuSteps, batches: Sequence[int], contexts: Sequence[int], price: float | None
+    model: Model, steps: GpuSteps, batches: Sequence[int], contexts: Sequence[int], rates: CostRates
 ) -> list[Row]:
     """The rows of the steps of one engine; numbers are Python's, which do not overflow."""
     refused = {context: _beyond(model, context) for context in set(contexts)}
@@ -154,11 +167,13 @@ def _of_engine(
         if len(able) == 1:
             rows[able[0]] = line(str(error))
             return rows
-        return [_of_engine(model, steps, [b], [c], price)[0] for b, c in zip(batches, contexts, strict=True)]
+        return [_of_engine(model, steps, [b], [c], rates)[0] for b, c in zip(batches, contexts, strict=True)]
     caches = {each: _kv_bytes(steps, each) for each in set(context)}
-    asked = (batch, times, walls, [caches[each] for each in context])
-    numbers, seconds, limits, held = (np.array(each, dtype=object) for each in asked)
-    made = _decoding(steps, numbers, seconds, limits, held, price)
+    power = StepPower(steps)
+    watts = [power.watts(EngineStep(b, b * c), s) for b, c, s in zip(batch, context, times, strict=True)]
+    asked = (batch, times, walls, [caches[each] for each in context], watts)
+    numbers, seconds, limits, held, drawn = (np.array(each, dtype=object) for each in asked)
+    made = _decoding(steps, numbers, seconds, limits, held, watts=None if None in watts else drawn, rates=rates)
     readers = [quantity.readers["decode"] for quantity in DECODE.quantities]
     columns = [np.broadcast_to(np.array(read(made), dtype=object), len(able)).tolist() for read in readers]
     for i, row in zip(able, zip(*columns, strict=True), strict=True):

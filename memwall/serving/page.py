@@ -68,6 +68,8 @@ class ServingReport(Report):
         sections = [Section("", tuple(blocks))]
         if found.launch is not None:
             sections.append(Section("What the command line sets", (_launch(found.launch),)))
+        if any(point.figure("watts_per_gpu") for point in found.ran):
+            sections.append(Section("Power and cost", (self._bill(),)))
         sections.append(Section("Memory of a GPU", (self._memory(),)))
         if ran:
             sections.append(Section("Where a decode step's time goes", (_step(ran),)))
@@ -98,9 +100,16 @@ class ServingReport(Report):
         ran = self.found.ran
         columns = [col.text("GPUs", [point.name for point in ran]), col.text("load", [point.load for point in ran])]
         columns += col.answer(ANSWERS["serve"][""], lambda name: [point.figure(name) for point in ran])
-        priced = any(point.figure("usd_per_million_tokens") for point in ran)
         judged = any(point.figure("goodput_share") is not None for point in ran)
-        return col.table("", columns, _NOTE.format(_GOOD_NOTE * judged, _PRICED_NOTE * priced))
+        return col.table("", columns, _NOTE.format(_GOOD_NOTE * judged))
+
+    def _bill(self) -> Table:
+        """Power and cost of the points."""
+        ran, title = self.found.ran, "Power and cost"
+        columns = [col.text("GPUs", [point.name for point in ran]), col.text("load", [point.load for point in ran])]
+        columns += col.answer(ANSWERS["serve"][title], lambda name: [point.figure(name) for point in ran])
+        priced = any(point.figure("usd_per_million_tokens") for point in ran)
+        return col.table("", columns, _POWER_NOTE + _PRICED_NOTE * priced)
 
     def _memory(self) -> Table:
         engines = self.found.engines
@@ -136,8 +145,8 @@ _NOTE = (
     "TTFT: time to first token, with the wait; TPOT: time per output token after it; 80 % range: of the mean, by the "
     "errors on measured servers; tokens/s: generated, of a user "
     "after the first token and of a GPU over all requests; batch: mean decoding sequences, largest: the most that the "
-    "scheduler takes and the cache holds while they grow, half generated in the mean; {}{}energy: at the GPU's power "
-    "limit; limited by: what most of a decode step waits for; all modeled"
+    "scheduler takes and the cache holds while they grow, half generated in the mean; {}limited by: what most of a "
+    "decode step waits for; all modeled"
 )
 _LEVER_NOTE = (
     "the same load with one change, which the option shows, added to the command or in place of its own; of: what is "
@@ -157,7 +166,14 @@ _TAILS = {"ttft_p99_s": "TTFT", "tpot_p99_s": "TPOT"}
 #: what users see of a step -> its name
 _FIGURES = {"tpot_s": "TPOT", "ttft_s": "TTFT"}
 _GOOD_NOTE = "good, goodput: requests that each keep every limit of a request's times; "
-_PRICED_NOTE = "1 M: all of the cost over a million tokens that come out, or go in; "
+_POWER_NOTE = (
+    "power: of a GPU, mean of the run, by what its kernels keep busy; energy: of all GPUs for a token that comes out,"
+    " with idle hours"
+)
+_PRICED_NOTE = (
+    "; 1 M: all of the cost over a million tokens that come out, or go in; 10th, 90th: by TPOT's 80 % range, with"
+    " clients that wait; spot: on GPUs that are given back when idle"
+)
 
 
 def _stored(scheme: str, held: str) -> str:

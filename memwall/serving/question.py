@@ -110,7 +110,24 @@ class ModelOptions(EngineLayout, total=False):
     dtype: Annotated[str | None, Option(None, "Cast the model to this first, such as float16.", metavar="NAME")]
 
 
-class DecodeOptions(ModelOptions, total=False):
+class CostOptions(TypedDict, total=False):
+    """What hours and power cost, as of :class:`memwall.hardware.prices.CostRates`."""
+
+    kwh: Annotated[float | None, Option(None, "USD of a kilowatt-hour, next to --price.", metavar="USD")]
+    grams_per_kwh: Annotated[float | None, Option(None, "Grams of CO2 of a kilowatt-hour.", metavar="G")]
+    pue: Annotated[float, Option(
+        1.0, "Energy of the building and the rest of the server for each joule of the GPUs. [default: 1]",
+        metavar="RATIO")]  # fmt: skip
+    busy: Annotated[float, Option(
+        1.0, "Share of the hours in which the GPUs are loaded; all are paid for. [default: 1]",
+        metavar="SHARE")]  # fmt: skip
+    spot: Annotated[
+        float | None,
+        Option(None, "What a GPU costs that is given back when it is idle, as a share of --price.", metavar="SHARE"),
+    ]
+
+
+class DecodeOptions(ModelOptions, CostOptions, total=False):
     """One decode step of an engine."""
 
     tp: Annotated[int, Option(1, "GPUs that share each matmul.", least=1, metavar="N")]
@@ -163,7 +180,7 @@ class ServerOptions(ModelOptions, total=False):
         None, "P engines run prompts, D decode; each has the GPUs of --tp.", metavar="P:D", internal=True)]  # fmt: skip
 
 
-class ServeOptions(ServerOptions, LoadOptions, total=False):
+class ServeOptions(ServerOptions, LoadOptions, CostOptions, total=False):
     """A server under a load, as keywords of :func:`memwall.serve`.
 
     Attributes:
@@ -215,10 +232,14 @@ class ServeOptions(ServerOptions, LoadOptions, total=False):
             module (MTP), which guesses as many as the configuration says where no number is given; else 4.
         disaggregate: engines that run prompts alone, and engines that decode; caches go over the network between them.
         dtype: cast the models to this first.
+        kwh, grams_per_kwh: USD and grams of CO2 of a kilowatt-hour; ``pue`` is energy of the building for each joule of
+            the GPUs.
+        busy: share of the hours in which the GPUs are loaded, while all hours are paid for; ``spot`` is what a GPU
+            costs that is given back when it is idle, as a share of its price.
     """
 
 
-class SearchOptions(RequestOptions, EngineOptions, total=False):
+class SearchOptions(RequestOptions, EngineOptions, CostOptions, total=False):
     """A load that engines share, and the formats to try."""
 
     concurrency: Annotated[int | None, Option(

@@ -17,7 +17,8 @@ from memwall.frontend.hf.config import GUESSING
 from memwall.hardware.engine import ENGINES as ENGINES
 from memwall.hardware.engine import load_engine
 from memwall.hardware.lookup import Gpu, load_gpus
-from memwall.hardware.prices import check_priced, prices_among
+from memwall.hardware.prices import CostRates, check_priced, prices_among
+from memwall.perfmodel.power import idle_w
 from memwall.pipeline import Names
 from memwall.serving.answer import Point, Serving, notes_of
 from memwall.serving.candidates import ServerCandidate, choices, objective
@@ -25,7 +26,8 @@ from memwall.serving.engines import AskedEngine, AskedPolicy, Guess, Server, fit
 from memwall.serving.launch.reading import ServerLaunch, read_launch
 from memwall.serving.loads import check_load, fleet_of, loads_of, loads_of_model
 from memwall.serving.model import CACHES, Model, read_model
-from memwall.serving.question import ACCEPT, EngineLayout, ServeOptions
+from memwall.serving.power import run_watts
+from memwall.serving.question import ACCEPT, CostOptions, EngineLayout, ServeOptions
 from memwall.serving.simulation.steady import largest_batch
 from memwall.serving.simulation.timing import GpuSteps
 from memwall.serving.simulation.workload import RequestLoad
@@ -129,6 +131,7 @@ def _engines(
 ) -> list[AskedEngine]:
     """The engines that are asked for: each GPU with each number of GPUs that share matmuls."""
     engine, asked = load_engine(said.engine), asked_policy(said)
+    rates = {name: getattr(said, name) for name in options_of(CostOptions)}
     return [
         AskedEngine(
             model=model,
@@ -147,7 +150,7 @@ def _engines(
             disaggregate=said.disaggregate,
             fleet=fleet_of(said),
             client_s=(said.client or 0.0) / 1e3,
-            usd_per_gpu_hour=prices.get(each.name),
+            rates=CostRates(usd_per_gpu_hour=prices.get(each.name), **rates),
         )
         for each in gpus
         for count in ([said.tp] if isinstance(said.tp, int) else said.tp)
@@ -264,11 +267,13 @@ def _point(asked: AskedEngine, server: Server, load: RequestLoad) -> Point:
         run=run,
         gpus=server.mean_gpus(run),
         limits=asked.limits,
-        usd_per_gpu_hour=asked.usd_per_gpu_hour,
-        watts_per_gpu=steps.gpu.tdp_w,
+        is_closed=load.concurrency is not None,
+        rates=asked.rates,
+        idle_watts=idle_w(steps.gpu),
         wall=steps.wall(EngineStep(batch, round(batch * point.context))),
         kv_bytes_per_token=steps.served.token_bytes(longest, steps.layout) // steps.layout.dp,
         largest_batch=most,
         engine=steps.host,
     )
-    return replace(point, candidate=candidate, largest_batch=most)
+    point = replace(point, candidate=candidate, largest_batch=most)
+    return replace(point, candidate=replace(candidate, watts_per_gpu=run_watts(point, server.policy)))

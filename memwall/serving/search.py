@@ -22,13 +22,13 @@ from memwall.core.files import uncollected
 from memwall.core.question import filled, options_of, signature_of
 from memwall.hardware.engine import load_engine
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpus
-from memwall.hardware.prices import check_priced, prices_among
+from memwall.hardware.prices import Billed, CostRates, check_billed, check_priced, prices_among
 from memwall.perfmodel.roofline import bound_s, peak_compute_s
 from memwall.serving import Model, Point, serve, steps_of
-from memwall.serving.candidates import ServerCandidate, objective, objective_text, stop
+from memwall.serving.candidates import ServerCandidate, cost_of, objective, objective_text, stop
 from memwall.serving.kinds import shared_model
 from memwall.serving.loads import PROMPT
-from memwall.serving.question import EngineOptions, SearchOptions
+from memwall.serving.question import CostOptions, EngineOptions, SearchOptions
 from memwall.serving.run import check_engine, with_routing
 from memwall.serving.simulation.lengths import Lengths
 from memwall.serving.simulation.steady import largest_batch
@@ -61,7 +61,7 @@ class EngineChoice:
     @property
     def usd_per_million(self) -> float:
         """Cost of a million generated tokens; GPU seconds of one token where no price is known."""
-        return _cost(self.candidate.gpus, self.candidate.usd_per_gpu_hour, self.candidate.run.tokens_per_s)
+        return self.candidate.cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +116,7 @@ def search(
     hardware = {each.name: each for each in load_gpus([gpu] if isinstance(gpu, str) else gpu)}
     prices = prices_among(price, hardware)
     check_priced(prices, hardware)
+    check_billed(prices, vars(said))
     run = _EngineSearch(target, hardware, limits, prices, said, Traces(trace_folder() if cache else None), progress)
     with_routing(run.model(said.weights[0]), said)
     candidates = [
@@ -173,6 +174,7 @@ class _EngineSearch:
     def __post_init__(self) -> None:
         self.prompt = self.said.prompt or PROMPT
         self.own = {name: getattr(self.said, name) for name in options_of(EngineOptions)}
+        self.billed = {name: getattr(self.said, name) for name in options_of(CostOptions)}
 
     def model(self, scheme: str) -> Model:
         """The model with a scheme of weights."""
@@ -188,7 +190,8 @@ class _EngineSearch:
         most = load_engine(self.said.engine).limits(steps.gpu, steps.layout.tp, steps.layout.dp).max_batch
         most *= steps.layout.dp
         most = min(each.load.get("concurrency", most), most)
-        return _cost(steps.layout.gpus, self.prices.get(each.options["gpu"]), _most_tokens_per_s(steps, most))
+        rates = CostRates(usd_per_gpu_hour=self.prices.get(each.options["gpu"]), **self.billed)
+        return cost_of(Billed(gpus=steps.layout.gpus, rates=rates), _most_tokens_per_s(steps, most))
 
     def _steps(self, options: Mapping[str, Any]) -> GpuSteps | str:
         """The steps of an engine, or why it is out under any load."""
@@ -217,7 +220,7 @@ class _EngineSearch:
         options = dict(each.options)
         model, name = self.model(options.pop("weights")), options["gpu"]
         price = {name: self.prices[name]} if name in self.prices else None
-        asked = {"prompt": self.prompt, "generate": self.said.generate, **self.own, **each.load}
+        asked = {"prompt": self.prompt, "generate": self.said.generate, **self.own, **self.billed, **each.load}
         try:
             (point,) = serve(model, **options, **asked, price=price).points
         except UsageError:
@@ -274,10 +277,6 @@ def _most_tokens_per_s(steps: GpuSteps, most: int) -> float:
         found = max(found, high / _least_step_s(steps, low + 1))
         low = high
     return found
-
-
-def _cost(gpus: float, price: float | None, tokens_per_s: float) -> float:
-    return gpus / tokens_per_s * (1.0 if price is None else price / 3600 * 1e6)
 
 
 def _unreachable(

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from memwall.serving.search import EngineChoice, Found
 
 SCHEMA = "memwall.search/1"
-_FIGURES = "ttft_s ttft_p99_s tpot_s tokens_per_s_per_user tokens_per_s_per_gpu"
+_FIGURES = (
+    "ttft_s ttft_p99_s tpot_s tokens_per_s_per_user tokens_per_s_per_gpu watts_per_gpu? energy_per_token_j?"
+    " usd_per_million_tokens_spot? grams_per_million_tokens?"
+)
 _OPTIONS = ("gpu", "weights", "kv", "tp", "ep", "dp", "pp")
 
 
@@ -77,7 +80,7 @@ def _table(found: Found, top: int) -> Table:
     columns += [col.plain("engines", [each.engines for each in shown]), col.plain("GPUs", [e.gpus for e in shown])]
     read = lambda name: [QUANTITIES[name].read("serve", each.candidate) for each in shown]  # noqa: E731
     columns += col.answer(_FIGURES, read)
-    priced = found.best.candidate.usd_per_gpu_hour is not None
+    priced = found.best.candidate.rates.is_priced
     heading, unit = ("1 M tokens", "USD") if priced else ("a token", "GPU s")
     columns.append(col.fixed(heading, unit, [each.usd_per_million for each in shown], 1.0, 3 if priced else 6))
     return col.table("", columns, left=len(found.simulated) - len(shown))

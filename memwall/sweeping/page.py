@@ -39,7 +39,7 @@ _FRONT, _REASONS = 20, 5
 #: lines of the parallel coordinates at most
 _LINES = 3000
 #: units of quantities that have an axis of them
-_DRAWN = ("s", "B", "count", "fraction", "per s", "USD", "J", "flag")
+_DRAWN = ("s", "B", "count", "fraction", "per s", "USD", "J", "W", "g", "flag")
 #: pixels of an axis of them at least; a narrow page scrolls
 _AXIS = 84
 

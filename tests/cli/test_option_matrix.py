@@ -30,6 +30,8 @@ GIVEN = {
     "autoscale": "--autoscale 1:3:4", "think": "--think 1", "trace-scale": "--trace-scale 2",
     "startup": "--startup 5", "route": "--route round-robin",
     "since": "--since 2026-01-03", "least": "--least 0.5", "runs": "--runs none",
+    "kwh": "--kwh 0.1", "busy": "--busy 0.5", "pue": "--pue 1.2", "spot": "--spot 0.5", "straggler": "--straggler 0.8",
+    "routing": "--routing power-law:1.2",
 }  # fmt: skip
 _PICTURE = {"style": "without -o FILE that ends in .png", "figure": "without -o FILE that ends in .png"}
 _TRACING = "says how to trace a model"
@@ -84,7 +86,9 @@ ROWS = {
     "sweep, layouts": Row("sweep gpt.py --workers 0 --vary parallel.dp=2 gpu=h100", "price host-axis"),
     "sweep, decode steps": Row("sweep LLAMA --workers 0 --of decode --vary batch=2 context=64 gpu=h100", "price"),
     "sweep, servers": Row("sweep LLAMA --workers 0 --of serve --vary concurrency=2 prompt=64 gpu=h100", "price"),
-    "search, engines": Row("search LLAMA --gpus 1 --concurrency 2 --prompt 64 --generate 16", "price slo", {
+    "search, engines": Row("search LLAMA --gpus 1 --concurrency 2 --prompt 64 --generate 16",
+                          "price slo kwh busy straggler", {
+        "routing": "no experts", "pue": "without --kwh", "spot": "without --price",
         **dict.fromkeys(("policy", "dtype", "state", "no-overlap", "seq", "global-batch", "host"), "--mode serving"),
         "style": _PICTURE["style"],
     }),
@@ -93,9 +97,11 @@ ROWS = {
         "price host policy dtype state no-overlap", {"slo": "--mode training"},
     ),
     "serve": Row("serve LLAMA --gpu h100 --concurrency 2 --prompt 64 --generate 16",
-                 "price what-if slo closed-form lengths turns system-prompt requests client replicas autoscale", {
+                 "price what-if slo closed-form lengths turns system-prompt requests client replicas autoscale kwh busy"
+                 " straggler", {
         "accept": "without --draft", "style": _PICTURE["style"], "burst": "without --rate", "think": "without --turns",
         "trace-scale": "without --trace", "startup": "without --autoscale", "route": "of one engine",
+        "pue": "without --kwh", "spot": "without --price", "routing": "no experts",
     }),
     "serve, at a rate": Row("serve LLAMA --rate 40 --turns 2 --replicas 2 --prompt 64 --generate 16",
                             "burst think route", {"closed-form": "no closed form", "autoscale": "leave out"}),

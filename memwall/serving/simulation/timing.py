@@ -45,7 +45,7 @@ _BUDGET_TOKENS, _BUDGET_SEQUENCES, _CONTEXT_BYTES = 8192, 256, 2 << 30
 #: bytes of a number of a row between layers
 _ROW_ITEMSIZE = 2
 #: kernels that read the cache
-_CACHED = (Attention, Compressed, Latent, Index)
+CACHED = (Attention, Compressed, Latent, Index)
 #: most tokens of a step in which shared experts run on a second stream next to the others (vLLM's
 #: ``VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD``; SGLang and TensorRT-LLM do so in CUDA graphs)
 _STREAM_TOKENS = 256
@@ -57,7 +57,7 @@ _KINDS = {"decodes": "cache", "prompt": "cache"}
 
 def _depends_on(kernel: StepKernel) -> str:
     """What the time of a kernel depends on: the cache, a state and tokens, or the number of sequences or of tokens."""
-    if isinstance(kernel, _CACHED):
+    if isinstance(kernel, CACHED):
         return "cache"
     if isinstance(kernel, State):
         return "state"
@@ -184,7 +184,7 @@ class GpuSteps:
     @cached_property
     def _launches_apart(self) -> int:
         """Kernels of a step that graphs of what lies between them do not hold."""
-        return sum(n for kernel, n in self.served.kernels if isinstance(kernel, (*_CACHED, State)))
+        return sum(n for kernel, n in self.served.kernels if isinstance(kernel, (*CACHED, State)))
 
     def _kernels_s(self, step: EngineStep, own: EngineStep) -> float:
         """Seconds of the kernels of a step, of which a group does its own."""
@@ -289,10 +289,13 @@ class GpuSteps:
 
     def _tower_s(self, tower: Tower) -> float:
         """Seconds of a tower for the images of one request: no CUDA graph holds it, and the host issues each op."""
-        ran = (
-            n * _priced(as_attended(cost, self.gpu, self.layout.engine), self.gpu, 0).time_s for cost, n in tower.costs
-        )
-        return max(sum(ran) / self.straggler, self.gpu.host.issue_s(tower.issued))
+        ran = sum(n * found.time_s for found, n in self.of_tower(tower))
+        return max(ran / self.straggler, self.gpu.host.issue_s(tower.issued))
+
+    def of_tower(self, tower: Tower) -> Iterator[tuple[Prediction, int]]:
+        """The kernels of a tower, and how often each runs."""
+        for cost, n in tower.costs:
+            yield _priced(as_attended(cost, self.gpu, self.layout.engine), self.gpu, 0), n
 
     def _waited_s(self, kernel: StepKernel, step: EngineStep) -> float:
         """Seconds of messages that belong to a kernel."""
@@ -363,7 +366,7 @@ class GpuSteps:
             own = EngineStep(each.decodes, 0, each.prefills, each.verified)
             if isinstance(kernel, Collective):
                 taken["link"] = taken.get("link", 0.0) + n * self._message_s(kernel, own)
-            elif not isinstance(kernel, (*_CACHED, Encoded, Tower)):  # an encoder is of no decode
+            elif not isinstance(kernel, (*CACHED, Encoded, Tower)):  # an encoder is of no decode
                 found = self.prediction(kernel, own)
                 taken[found.limited_by] = taken.get(found.limited_by, 0.0) + n * found.time_s / self.straggler
                 taken["link"] = taken.get("link", 0.0) + n * self._waited_s(kernel, own)

@@ -8,6 +8,7 @@ import pytest
 from memwall.analysis.quantities import SERVED
 from memwall.core.errors import UsageError
 from memwall.hardware.engine import EngineHost
+from memwall.hardware.prices import CostRates
 from memwall.serving.candidates import ServerCandidate, best, objective, stop, value_of
 from memwall.serving.simulation.engine import Policy
 from memwall.serving.simulation.lengths import Lengths
@@ -33,12 +34,17 @@ def one_request(name="a", decode_s=0.1, prompt_s=0.01, **options):
         ("tokens_per_s>1", 5.5), ("tokens_per_s_per_user>20/s", 10.0), ("tokens_per_s_per_gpu>=1", 2.75),
         ("requests_per_s>1", 0.5), ("preemptions<1", 0), ("cost_per_mtok<2 USD", 2 * 1.98 / 3600 / 5.5 * 1e6),
         ("cost_per_prompt_mtok<2$", 2 * 1.98 / 3600 / 50 * 1e6), ("energy_per_token<1J", 2 * 550 / 5.5),
+        ("watts_per_gpu<600W", 550), ("usd_per_million_tokens_low<2$", 0.8 * 2 * 1.98 / 3600 / 5.5 * 1e6),
+        ("usd_per_million_tokens_high<2$", 1.2 * 2 * 1.98 / 3600 / 5.5 * 1e6),
+        ("usd_per_million_tokens_spot<2$", 0.5 * 2 * 1.98 / 3600 / 5.5 * 1e6),
+        ("grams_per_million_tokens<9kg", 2 * 550 / 5.5 / 3.6 * 400),
         ("ttft_low<1s", 0.5), ("ttft_high<4s", 3.0), ("tpot_low<1s", 0.08), ("tpot_high<1s", 0.12),
     ],
 )  # fmt: skip
 def test_values_by_hand(text, value):
     engine = EngineHost("", ttft_low=0.5, ttft_high=3, tpot_low=0.8, tpot_high=1.2)
-    candidate = one_request(gpus=2, usd_per_gpu_hour=1.98, watts_per_gpu=550, engine=engine)
+    rates = CostRates(usd_per_gpu_hour=1.98, grams_per_kwh=400, spot=0.5)
+    candidate = one_request(gpus=2, rates=rates, watts_per_gpu=550, engine=engine, is_closed=True)
     assert value_of(candidate, objective(text)) == pytest.approx(value)
 
 
@@ -67,9 +73,9 @@ def test_units_of_objectives():
 
 def test_the_cheapest_that_holds_and_what_stops_the_next_cheaper():
     """Cost per token: 4 at 5.5/s, 2 at 3.5/s, 1 at 1.0/s, so that the slow ones are cheaper."""
-    fast = one_request("fast", usd_per_gpu_hour=4)
-    middle = one_request("middle", decode_s=0.2143, usd_per_gpu_hour=2)
-    slow = one_request("slow", decode_s=1.0, usd_per_gpu_hour=0.2, wall="bandwidth")
+    fast = one_request("fast", rates=CostRates(usd_per_gpu_hour=4))
+    middle = one_request("middle", decode_s=0.2143, rates=CostRates(usd_per_gpu_hour=2))
+    slow = one_request("slow", decode_s=1.0, rates=CostRates(usd_per_gpu_hour=0.2), wall="bandwidth")
     found = best([fast, slow, middle], ["tpot<300ms"])
     assert found.candidate is middle and found.cheaper.candidate is slow
     assert str(found.cheaper) == ("slow, misses tpot_s < 300.00 ms with 1.00 s: steps of decodes, limited by bandwidth")
@@ -84,7 +90,7 @@ def test_a_load_is_compared_with_no_other():
     from memwall.serving.candidates import choices
 
     def served(load, name, price, decode_s):
-        return one_request(name, load=load, decode_s=decode_s, usd_per_gpu_hour=price)
+        return one_request(name, load=load, decode_s=decode_s, rates=CostRates(usd_per_gpu_hour=price))
 
     one = [served("1 client", "small", 2, 0.1), served("1 client", "large", 8, 0.05)]
     many = [served("64 clients", "small", 2, 1.0), served("64 clients", "large", 8, 0.2)]
@@ -144,9 +150,14 @@ def test_what_cannot_be_kept_or_read_is_one_line(objectives, message):
 
 def test_a_price_of_some_is_no_comparison():
     with pytest.raises(UsageError, match="no price of b: costs compare where all candidates have one, or none"):
-        best([one_request("a", usd_per_gpu_hour=1.0), one_request("b")], [])
+        best([one_request("a", rates=CostRates(usd_per_gpu_hour=1.0)), one_request("b")], [])
     with pytest.raises(UsageError, match="give one or more"):
         best([], [])
+
+
+def test_a_cost_of_requests_at_a_rate_has_no_interval():
+    """Their tokens come as fast as they are asked for, whatever TPOT is."""
+    assert one_request(rates=CostRates(usd_per_gpu_hour=1.0), engine=EngineHost("")).usd_end("low") is None
 
 
 def test_percentiles_need_a_simulation():
@@ -157,7 +168,13 @@ def test_percentiles_need_a_simulation():
 
 def test_every_quantity_of_a_server_is_read():
     limits = (objective("ttft<9"),)
-    known = {"usd_per_gpu_hour": 1.0, "watts_per_gpu": 1.0, "kv_bytes_per_token": 1, "engine": EngineHost("")}
+    known = {
+        "rates": CostRates(usd_per_gpu_hour=1.0, grams_per_kwh=1.0, spot=0.5),
+        "is_closed": True,
+        "watts_per_gpu": 1.0,
+        "kv_bytes_per_token": 1,
+        "engine": EngineHost(""),
+    }
     run = one_request().run
     reused = tuple(row._replace(found_tokens=16) for row in run.served)
     run = replace(run, engines_on=1.0, served=reused)  # of replicas that start and stop, with prompts in the cache

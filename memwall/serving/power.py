@@ -1,0 +1,65 @@
+"""Steps of an engine → what one of its GPUs draws, by the kernels that it runs (:mod:`memwall.perfmodel.power`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from memwall.perfmodel.power import above_idle_j, idle_w
+from memwall.serving.answer import Point
+from memwall.serving.simulation.engine import Policy
+from memwall.serving.simulation.timing import CACHED, GpuSteps
+from memwall.serving.steps import EngineStep
+from memwall.serving.steps.kernels import Collective, Encoded, StepKernel, Tower, begun
+
+
+@dataclass
+class StepPower:
+    """What a GPU of an engine draws in its steps; kernels without a cache are summed once for each batch."""
+
+    steps: GpuSteps
+    _known: dict[tuple[object, ...], float] = field(default_factory=dict)
+
+    def above_idle_j(self, step: EngineStep) -> float:
+        """Joules of a GPU's kernels in a step, beyond those of as long a wait."""
+        key = step.decodes, step.prefills, step.verified
+        if key not in self._known:
+            others = (each for each in self.steps.each(step) if not isinstance(each[0], CACHED))
+            self._known[key] = sum(n * self._kernel_j(kernel, own) for kernel, n, own in others)
+        cached = (each for each in self.steps.each(step) if isinstance(each[0], CACHED))
+        return self._known[key] + sum(n * self._kernel_j(kernel, own) for kernel, n, own in cached)
+
+    def watts(self, step: EngineStep, time_s: float) -> float | None:
+        """Mean over a step of so many seconds; None where the power limit of the GPU is not known."""
+        return self.limited(self.above_idle_j(step) / time_s)
+
+    def _kernel_j(self, kernel: StepKernel, step: EngineStep) -> float:
+        gpu = self.steps.gpu
+        if isinstance(kernel, Encoded):
+            return begun(step) * self._kernel_j(kernel.kernel, kernel.step)
+        if isinstance(kernel, Tower):
+            return begun(step) * sum(n * above_idle_j(found, gpu) for found, n in self.steps.of_tower(kernel))
+        if isinstance(kernel, Collective) or not step.tokens:
+            return 0.0
+        return above_idle_j(self.steps.prediction(kernel, step), gpu)
+
+    def limited(self, above_idle_w: float) -> float | None:
+        """Watts at so many beyond idle, up to the power limit; None where that is not known."""
+        idle = idle_w(self.steps.gpu)
+        return None if idle is None else min(idle + above_idle_w, self.steps.gpu.tdp_w)
+
+
+def run_watts(point: Point, policy: Policy) -> float | None:
+    """What a GPU draws on average over the time of a point's run, and over all GPUs: each decode step, of as many
+    sequences as decode in the mean, and each prompt draw what they would alone."""
+    assert point.candidate is not None
+    run, guess, power = point.candidate.run, policy.speculation, StepPower(point.steps)
+    asked, drafts = point.decoding, policy.verified - 1
+    decode_j = power.above_idle_j(EngineStep(asked.decodes, asked.context_tokens, (), policy.verified))
+    if isinstance(point.draft, GpuSteps):
+        decode_j += drafts * StepPower(point.draft).above_idle_j(asked)
+    decodes_per_s = run.tokens_per_s / (asked.decodes * (guess.tokens_per_step if guess else 1.0))
+    found = getattr(run, "cached_share", None)
+    computed = point.alone.tokens / point.workload.longest.prompt_tokens if found is None else 1 - found
+    prompts_per_s = computed * run.prompt_tokens_per_s / point.alone.tokens
+    drawn_w = decodes_per_s * decode_j + prompts_per_s * power.above_idle_j(point.alone)
+    return power.limited(drawn_w * point.layout.gpus / point.candidate.gpus)
