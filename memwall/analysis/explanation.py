@@ -138,22 +138,27 @@ def explanations(profile: Profile, schedule: Schedule, wanted: str) -> tuple[Exp
     """The kernels of a schedule that ``wanted`` names: a number, a name or part of one, or a pattern of names or of
     modules with ``*``. Equal ones (name, FLOPs, bytes and times) are listed once. Raises UsageError: no kernel has that
     name, or the plan is not in the record; names the nearest."""
-    plan = profile.plan(schedule)
     if schedule.kernels and all(kernel.low_s == kernel.high_s for kernel in schedule.kernels):
         raise UsageError(
             f"the times on {schedule.gpu.name} are an older memwall's: simulate again with --gpu {schedule.gpu.name}"
         )
-    if plan is None:
+    if profile.plan(schedule) is None:
         raise UsageError(
             f"the record does not hold what {schedule.policy} launched on {schedule.gpu.name}: profile the model again"
         )
     kernels = _named(profile, schedule, wanted)
     keys = [(k.name, k.flops, k.bytes, k.compute_s, k.memory_s, k.latency_s, k.overhead_s) for k in kernels]
-    found = group_by(kernels, keys).values()
-    graph = profile.graphs[schedule.graph]
+    return explained(profile, schedule, list(group_by(kernels, keys).values()))
+
+
+def explained(profile: Profile, schedule: Schedule, groups: Iterable[Sequence[Estimate]]) -> tuple[Explanation, ...]:
+    """An explanation for each group of equal kernels; none where the plan is not known."""
+    plan, graph = profile.plan(schedule), profile.graphs[schedule.graph]
+    if plan is None:
+        return ()
     reuse = reuse_distances(graph, plan)
     ran = replace(schedule, gpu=as_run_again(schedule.gpu, PlanContext.of(graph, plan), schedule.launch))
-    return tuple(_explanation(profile, ran, plan, reuse[same[0].id], same[0], len(same)) for same in found)
+    return tuple(_explanation(profile, ran, plan, reuse[same[0].id], same[0], len(same)) for same in groups)
 
 
 def _named(profile: Profile, schedule: Schedule, wanted: str) -> list[Estimate]:

@@ -38,7 +38,7 @@ class BoundReport(Report):
     def document(self, kind: str) -> Document:
         name, answers = self.found.name, self.found.answers
         if len(answers) == 1:
-            return Document(f"{name} on {answers[0].gpu}", [Section("", _blocks(answers[0], kind))])
+            return Document(f"{name} on {answers[0].gpu}", [], _blocks(answers[0], kind))
         return Document(name, [Section(answer.gpu, _blocks(answer, kind)) for answer in answers])
 
     def record(self) -> str:
@@ -51,7 +51,7 @@ class BoundReport(Report):
 def bounds_fragment(found: KernelBounds) -> str:
     """The answers as HTML of a notebook."""
     document = BoundReport(found).document("html")
-    return fragment(document.title, [section_html(each) for each in document.sections if isinstance(each, Section)])
+    return fragment(document.title, [section_html(each) for each in document.whole if isinstance(each, Section)])
 
 
 def _blocks(answer: KernelBound, kind: str) -> list[Block]:

@@ -73,7 +73,7 @@ class RecordsReport(Report):
 
 def error_document(message: str) -> Document:
     """A page that says why there is no other."""
-    back = Markup('<p><a style="color:var(--accent)" href="./">All records</a></p>')
+    back = Markup('<p><a href="./">All records</a></p>')
     return Document("No such page", [Section("", (Sentence(message, strong=True), back))])
 
 
@@ -114,6 +114,6 @@ def _broken(records: Sequence[ListedRecord]) -> Table:
 
 def _linked(record: ListedRecord, text: str, link: str, ticked: bool) -> HtmlCell:
     """The first cell of a record: a box to tick where it can be compared, and its name, linked where it leads."""
-    name = f'<a style="color:var(--accent)" href="{escape(link)}">{escape(text)}</a>' if link else escape(text)
-    box = f'<input type="checkbox" style="width:auto" form="compare" name="n" value="{record.number}"> '
+    name = f'<a href="{escape(link)}">{escape(text)}</a>' if link else escape(text)
+    box = f'<input type="checkbox" form="compare" name="n" value="{record.number}"> '
     return HtmlCell((box if ticked and record.is_profile else "") + name)

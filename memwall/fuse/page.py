@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import memwall.report.columns as col
 from memwall.analysis.savings import PolicySet, group_savings, missed_fusions, module_savings, policy_sets
+from memwall.analysis.verdict import verdict
 from memwall.core.units import few, size
 from memwall.fuse.capture_page import capture_section
 from memwall.fuse.plan_diff import PlanDiff
@@ -22,7 +23,7 @@ from memwall.report.figures.profile import profile_chart, waterfall_chart
 from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
 from memwall.report.pages import fusion
-from memwall.report.pages.profile_text import host_text, inputs_text
+from memwall.report.pages.profile_text import host_text, inputs_text, lever_tables
 from memwall.report.text import to_text
 from memwall.simulate.schedule import Schedule
 from memwall.wings import part
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 #: rows of the tables of groups, recomputed ops, Inductor's reasons and differences; operators that an IR level lists
 DEFAULT_TOP, MAX_AGAIN, MAX_REASONS, MAX_DIFFERENCES, MAX_KEPT = 15, 8, 8, 8, 8
 #: lines of a brief text; rows of its tables of groups, of refusals and of breaks, tried in this order until it fits
-BRIEF_LINES, BRIEF_ROWS = 60, ((8, 8, 8), (5, 5, 5), (5, 3, 4), (3, 2, 4), (3, 0, 4), (2, 0, 3), (0, 0, 3))
+BRIEF_LINES, BRIEF_ROWS = 62, ((8, 8, 8), (5, 5, 5), (5, 3, 4), (3, 2, 4), (3, 0, 4), (2, 0, 3), (0, 0, 3))
 #: rows of its one table of GPUs, where even the policies of each do not fit
 BRIEF_GPUS = 30
 
@@ -65,10 +66,12 @@ class FusedReport(Report):
     def _brief(self, groups: int, refusals: int, breaks: int, *, asked: bool) -> Document:
         """The policies, and tables of so many rows; with what was ``asked`` for, ``top`` groups among it."""
         found, top = self.found, groups if self.top is None else self.top * asked
-        sections = []
-        for policies in policy_sets(found.profile):
+        sections, sets = [], policy_sets(found.profile)
+        best = fusion.best_of(sets)
+        for policies in sets:
+            told = best[1] if best and best[0] is policies else None
             tables = _brief_tables(found, policies, self.by, top, refusals)
-            sections.append(Section(policies.gpu.name, (*fusion.policy_blocks(policies), *tables)))
+            sections.append(Section(policies.gpu.name, (*fusion.policy_blocks(policies, told=told), *tables)))
         return self._around(sections, breaks, asked=asked)
 
     def _around(self, policies: Sequence[Section], breaks: int, *, asked: bool) -> Document:
@@ -79,7 +82,23 @@ class FusedReport(Report):
             sections.append(capture_section(found, found.capture, breaks, brief=True))
         more = "--all adds every policy's groups, what is computed again, missed fusions, guards and ops by IR level."
         sections.append(Section("", (Sentence(more),)))
-        return Document(f"{found.profile.workload.name}: what fusion wins", sections)
+        return Document(f"{found.profile.workload.name}: what fusion wins", sections, self._told())
+
+    def _told(self) -> list[Block]:
+        """What the best policy wins."""
+        best = fusion.best_of(sets := policy_sets(self.found.profile))
+        where = f"{best[0].gpu.name}: " if best and len(sets) > 1 else ""
+        return [Sentence(where + fusion.saving_sentence(*best), strong=True)] if best else []
+
+    def _answer(self, drawn: bool) -> list[Block]:
+        """What the best policy wins and the levers, with a picture of its groups if they are to be ``drawn``."""
+        profile = self.found.profile
+        best = fusion.best_of(policy_sets(profile))
+        if best is None:
+            return []
+        policies, schedule = best
+        picture = [_waterfall(policies, schedule)] if drawn and schedule in fusion.explained(policies) else []
+        return [*self._told(), *lever_tables(verdict(profile, policies.eager)), *picture]
 
     def _asked(self, top: int) -> list[Section]:
         """What only an option brings: kernels compiled, other forms of the model, what-ifs."""
@@ -90,12 +109,15 @@ class FusedReport(Report):
 
     def document(self, kind: str) -> Document:
         found, top = self.found, self.top or DEFAULT_TOP
-        sections = [Section("", (_header(found),))]
-        for policies in policy_sets(found.profile):
-            sections.append(Section(policies.gpu.name, fusion.policy_blocks(policies)))
+        sections = [Section("What was fused", (_header(found),))]
+        sets = policy_sets(found.profile)
+        best = fusion.best_of(sets)
+        for policies in sets:
+            told = best[1] if best and best[0] is policies else None
+            sections.append(Section(policies.gpu.name, fusion.policy_blocks(policies, told=told)))
             for schedule in fusion.explained(policies):
                 section = _policy_section(found, policies, schedule, self.by, top)
-                drawn = [_waterfall(policies, schedule)] if kind == "html" else []
+                drawn = [_waterfall(policies, schedule)] if kind == "html" and (policies, schedule) != best else []
                 sections.append(replace(section, blocks=(*drawn, *section.blocks)))
         sections += [_agreement_section(gpu, agreed) for gpu, agreed in found.plan_diffs.items()]
         sections += self._asked(top)
@@ -103,7 +125,7 @@ class FusedReport(Report):
             sections.append(capture_section(found, found.capture))
         if found.op_counts is not None:
             sections.append(_op_count_section(found.op_counts))
-        return Document(f"{found.profile.workload.name}: what fusion wins", sections)
+        return Document(f"{found.profile.workload.name}: what fusion wins", sections, self._answer(kind == "html"))
 
     def record(self) -> str:
         return json.dumps(self.found.to_dict(), indent=1) + "\n"

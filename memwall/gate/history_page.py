@@ -17,7 +17,7 @@ from memwall.core.errors import UsageError
 from memwall.core.units import percent
 from memwall.gate.figure import trend_chart
 from memwall.gate.history import THRESHOLD, FigureStep, HistoryRow, commits, steps, trends
-from memwall.report.document import Column, Document, Facts, Picture, Section, Sentence, Table, known_facts
+from memwall.report.document import Block, Column, Document, Facts, Picture, Section, Sentence, Table, known_facts
 from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
 
@@ -72,12 +72,11 @@ class HistoryReport(Report):
             count = f"{len(found):,} step{'s' * (len(found) > 1)}"
             text = f"{count}: {worse:,} for the worse, {len(found) - worse:,} for the better."
         tables = [*([_step_table(rows, found)] if found else []), _latest_table(rows, self.quantities)]
-        section = Section("", [_facts(rows), Sentence(text, strong=True), *tables])
-        if kind != "html":
-            return Document("History", (section,))
-        titles = ", ".join(LIMITS[name].title for name in self.quantities or SHOWN)
-        trend = Picture(self.figure(), f"{titles} of each workload, commit by commit")
-        return Document("History", (Section("", (trend,)), section))
+        answer: list[Block] = [Sentence(text, strong=True)]
+        if kind == "html":
+            titles = ", ".join(LIMITS[name].title for name in self.quantities or SHOWN)
+            answer.append(Picture(self.figure(), f"{titles} of each workload, commit by commit"))
+        return Document("History", (Section("", [_facts(rows), *tables]),), answer)
 
     def rows(self) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
         return CSV_COLUMNS, _csv_rows(self.history, self.quantities)

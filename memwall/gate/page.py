@@ -56,7 +56,7 @@ class GateReport(Report):
         """The verdict, then workload by workload what fails and why, what passes last."""
         result = self.result
         lines = [f"{say.counts(result)}; {say.compared_with(result)}", *say.notes(result)]
-        sections = [Section("", [Sentence(line) for line in lines])]
+        answer, sections = [Sentence(line) for line in lines], list[Section]()
         if result.problems:
             rows = [
                 Sentence(f"{_WORD[row.verdict]}  {say.problem_sentence(row)}", strong=row.verdict == "fail")
@@ -65,7 +65,7 @@ class GateReport(Report):
             sections.append(Section("problems", rows))
         for workload, checks in say.by_workload(result).items():
             sections.append(_workload_section(name(workload) or "(unnamed)", checks, self.top))
-        return Document(f"{NAME}: {result.verdict.upper()}", sections)
+        return Document(f"{NAME}: {result.verdict.upper()}", sections, answer)
 
     def text(self, *, width: int | None, color: bool) -> str:
         """No name in it can act as a command of a CI's log."""

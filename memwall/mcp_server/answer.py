@@ -124,7 +124,7 @@ def _short(value: Any) -> Any:
 
 def _sentences(page: Document) -> Iterator[str]:
     """The sentences of a page, in order."""
-    for section in page.sections:
+    for section in page.whole:
         if isinstance(section, Section):
             yield from (block.text for block in section.blocks if isinstance(block, Sentence))
 

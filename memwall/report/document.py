@@ -103,7 +103,10 @@ class PictureChoice(NamedTuple):
 
 
 class Markup(NamedTuple):
+    """HTML that is escaped already, and a script of the package's that acts on it."""
+
     html: str
+    script: str = ""
 
 
 Block = Table | Facts | Sentence | Picture | PictureChoice | Markup
@@ -131,12 +134,19 @@ class Panel(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A title and sections; the first section may have no heading."""
+    """A title, the answer and sections; the first section may have no heading. The ``answer`` comes first wherever it
+    is written: a sentence, the levers with the command of each, for HTML a picture."""
 
     title: str
     sections: Sequence[Section | Panel]
+    answer: Sequence[Block] = ()
     #: JSON for the script of an HTML page
     data: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "title", clean(self.title))
+
+    @property
+    def whole(self) -> Sequence[Section | Panel]:
+        """The sections, the answer before them as one without a heading."""
+        return (Section("", self.answer, "answer"), *self.sections) if self.answer else self.sections

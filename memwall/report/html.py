@@ -7,7 +7,9 @@ which ``report.js`` renders with ``textContent`` alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
@@ -32,33 +34,51 @@ _DATA = '<script type="application/json" id="data">{data}</script>\n'
 
 
 def to_html(document: Document) -> str:
-    panels = [node for node in document.sections if isinstance(node, Panel)]
-    parts = []
-    for node in document.sections:
+    nodes, contents, parts = document.whole, list[str](), list[str]()
+    panels = [node for node in nodes if isinstance(node, Panel)]
+    for node in nodes:
         if not isinstance(node, Panel):
-            parts.append(section_html(node))
+            parts.append(_linked(node, contents))
             continue
         if node is panels[0] and len(panels) > 1:
             tabs = (
                 f'<button type="button" role="tab" data-sim="{i}">{escape(panel.label)}</button>\n'
                 for i, panel in enumerate(panels)
             )
-            parts.append(f'<nav id="tabs" role="tablist">\n{"".join(tabs)}</nav>')
-        hidden = "" if node is panels[0] else " hidden"
-        inside = "\n".join(map(section_html, node.sections))
-        parts.append(f'<div class="panel" data-sim="{panels.index(node)}"{hidden}>\n{inside}</div>\n')
+            parts.append(f'<nav id="tabs" role="tablist" aria-label="GPUs and policies">\n{"".join(tabs)}</nav>')
+        where = f' data-sim="{panels.index(node)}"' + ("" if node is panels[0] else " hidden")
+        inside = "\n".join(_linked(section, contents, where) for section in node.sections)
+        parts.append(f'<div class="panel"{where}>\n{inside}</div>\n')
+    if len(contents) > 2:
+        parts.insert(bool(document.answer), f'<nav id="contents" aria-label="contents">\n{"".join(contents)}</nav>')
     css = resource("report.css").replace("/*light*/", variables(dark=False)).replace("/*dark*/", variables(dark=True))
+    js, body = "".join(map(resource, ("pictures.js", "report.js", "tables.js"))), "\n".join(parts)
+    scripts = [js, *(text for node in nodes for text in _scripts(node))]
     return (
         resource("page.html")
         .rstrip("\n")
         .format(
             title=escape(document.title),
+            style_hashes=_hashed([css]),
+            script_hashes=_hashed(scripts),
             css=css,
-            js=resource("report.js") + resource("tables.js"),
-            body="\n".join(parts),
+            js=js,
+            body=body,
             data=_DATA.format(data=document.data) if document.data else "",
         )
     )
+
+
+def _scripts(node: Section | Panel) -> Iterator[str]:
+    """The scripts that markup brings, which are the package's own."""
+    for section in (node,) if isinstance(node, Section) else node.sections:
+        yield from (block.script for block in section.blocks if isinstance(block, Markup) and block.script)
+
+
+def _hashed(texts: Sequence[str]) -> str:
+    """What a Content-Security-Policy calls these texts: nothing else on the page is run, or styles it."""
+    digests = (b64encode(sha256(each.encode()).digest()).decode() for each in texts)
+    return " ".join(f"'sha256-{digest}'" for digest in digests)
 
 
 def embed(data: Any) -> str:
@@ -72,11 +92,21 @@ def resource(name: str) -> str:
     return (files("memwall.report") / "templates" / name).read_text(encoding="utf-8")
 
 
-def section_html(section: Section) -> str:
-    """A section as a card."""
+def section_html(section: Section, name: str = "") -> str:
+    """A section as a card, which ``name`` links to."""
     look = f" {section.look}" if section.look else ""
     heading = f"<h2>{escape(section.heading)}</h2>" if section.heading else ""
-    return f'<section class="card{look}">\n{heading}{blocks_html(section.blocks)}</section>\n'
+    own = f' id="{name}"' if name else ""
+    return f'<section class="card{look}"{own}>\n{heading}{blocks_html(section.blocks)}</section>\n'
+
+
+def _linked(section: Section, contents: list[str], where: str = "") -> str:
+    """A section, and its line among the contents if it has a heading; ``where`` is that of its panel."""
+    if not section.heading:
+        return section_html(section)
+    name = f"part-{len(contents) + 1}"
+    contents.append(f'<a href="#{name}"{where}>{escape(section.heading)}</a>\n')
+    return section_html(section, name)
 
 
 def blocks_html(blocks: Iterable[Block]) -> str:
@@ -146,5 +176,5 @@ def _choice(choice: PictureChoice) -> str:
 
 _BLOCKS: dict[type, Callable[[Any], str]] = {
     Facts: _facts, Sentence: _sentence, Table: _table, Picture: _picture, PictureChoice: _choice,
-    Markup: lambda markup: markup.html,
+    Markup: lambda markup: markup.html + (f"<script>{markup.script}</script>" if markup.script else ""),
 }  # fmt: skip

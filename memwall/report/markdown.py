@@ -15,7 +15,7 @@ _AUTOLINK = re.compile(r"(?i)(https?|ftp|mailto)(:)|(www)(\.)|(@)")
 
 def to_markdown(document: Document) -> str:
     lines = [f"# {escape(document.title)}", ""]
-    for section in document.sections:
+    for section in document.whole:
         assert isinstance(section, Section)
         if section.heading:
             lines += [f"## {escape(section.heading)}", ""]

@@ -46,13 +46,14 @@ def to_text(document: Document, *, width: int | None = None, color: bool = False
         _environ={},
     )
     console.print(Text(document.title, style="bold"))
-    for section in document.sections:
+    first, *_ = document.whole or (None,)
+    for section in document.whole:
         assert isinstance(section, Section)
         if section.heading:
             console.print()
             console.print(Text(f"── {section.heading} ", style="bold cyan"))
         for i, block in enumerate(section.blocks):
-            if i and isinstance(block, Facts):
+            if isinstance(block, Facts) and (i or (not section.heading and section is not first)):
                 console.print()
             if isinstance(block, Table):
                 _print_table(console, block, width)

@@ -58,21 +58,18 @@ class ServingReport(Report):
             ("requests", found.requests),
             ("images", found.images),
         )
-        blocks: list[Block] = [facts, self._loads()]
-        blocks += [Sentence(line) for line in self._refused()]
-        blocks += [Sentence(line) for line in _choices(found)]
-        blocks += _verdicts(found.verdicts)
+        answer: list[Block] = [Sentence(line, strong=True) for line in _choices(found)]
+        answer += _verdicts(found.verdicts)
         ran = [engine for engine in found.engines if engine.decode]
-        if kind == "html" and ran:
-            blocks += [Picture(draw(found), label) for label, draw in PICTURES.items()]
-        sections = [Section("", tuple(blocks))]
+        drawn = [Picture(draw(found), label) for label, draw in PICTURES.items()] if kind == "html" and ran else []
+        sections = [Section("Under load", (self._loads(), *map(Sentence, self._refused()), facts))]
         if found.launch is not None:
             sections.append(Section("What the command line sets", (_launch(found.launch),)))
         if any(point.figure("watts_per_gpu") for point in found.ran):
             sections.append(Section("Power and cost", (self._bill(),)))
-        sections.append(Section("Memory of a GPU", (self._memory(),)))
+        sections.append(Section("Memory of a GPU", (*drawn[1:2], self._memory())))
         if ran:
-            sections.append(Section("Where a decode step's time goes", (_step(ran),)))
+            sections.append(Section("Where a decode step's time goes", (*drawn[2:], _step(ran))))
         if found.percentiles:
             sections.append(Section("How sure the percentiles are", (_percentiles(found.percentiles),)))
         if found.what_ifs:
@@ -81,7 +78,7 @@ class ServingReport(Report):
             sections.append(Section("The command line that starts it", (known_facts((found.engine, found.command)),)))
         if found.notes:
             sections.append(Section("Notes", tuple(Sentence(note) for note in found.notes)))
-        return Document(f"{found.model}: serving", tuple(sections))
+        return Document(f"{found.model}: serving", tuple(sections), (*answer, *drawn[:1]))
 
     def figure(self) -> Chart:
         if not any(engine.decode for engine in self.found.engines):

@@ -18,7 +18,7 @@ from memwall.report.figures.scene import Chart
 from memwall.report.html import blocks_html, section_html
 from memwall.report.kinds import Report
 from memwall.report.notebook import fragment
-from memwall.report.pages.gpus import machine_sections
+from memwall.report.pages.gpus import machine_sections, moral
 from memwall.sweeping.comparison import MOST_LEVERED, Comparison, Entry, Flip, ProfileChange
 from memwall.sweeping.comparison_figure import comparison_chart, times_chart
 
@@ -40,15 +40,15 @@ class ComparisonReport(Report):
     taken: str = ""
 
     def document(self, kind: str) -> Document:
-        """Its tables; as HTML below the pictures."""
-        sections = _SECTIONS[self.comparison.kind](self.comparison)
+        """Which is the fastest and what would help each, then its tables; as HTML with the pictures."""
+        found = self.comparison
+        answer: list[Block] = [Sentence(self.taken, strong=True)] if self.taken else []
+        answer += _answer(found)
         if kind == "html":
-            label = "growth of the GPUs" if self.comparison.kind == "machines" else "times, speed-ups and utilization"
-            sections = [Section("", (Picture(comparison_chart(self.comparison), label),)), *sections]
-        if self.taken:
-            sections = [Section("", (Sentence(self.taken, strong=True),)), *sections]
+            label = "growth of the GPUs" if found.kind == "machines" else "times, speed-ups and utilization"
+            answer.append(Picture(comparison_chart(found), label))
         of = ", the last profile made in this folder" if self.taken else ""
-        return Document(f"compare: {self.comparison.subject}{of}", sections)
+        return Document(f"compare: {found.subject}{of}", _SECTIONS[found.kind](found), answer)
 
     def record(self) -> str:
         return self.comparison.to_json()
@@ -76,10 +76,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _gpu_sections(comparison: Comparison) -> list[Section]:
     entries = comparison.entries
-    sections = [
-        _answer(comparison, _summary(entries)),
-        Section("Walls and memory", (_wall_table(entries), *_calibration_table(entries))),
-    ]
+    sections = [Section("Walls and memory", (_wall_table(entries), *_calibration_table(entries)))]
     sections += _cost_sections(entries)
     if len(entries) > 1:
         sections.append(Section("What flips its wall", (_flip_block(comparison.flips, entries),)))
@@ -89,7 +86,6 @@ def _gpu_sections(comparison: Comparison) -> list[Section]:
 def _profile_sections(comparison: Comparison) -> list[Section]:
     entries = comparison.entries
     sections = [
-        _answer(comparison, _profiles_summary(entries)),
         Section("Work", (*_float32(entries), _work_table(entries))),
         Section("Walls and memory", (_wall_table(entries), *_calibration_table(entries))),
     ]
@@ -104,11 +100,13 @@ def _profile_sections(comparison: Comparison) -> list[Section]:
     return sections
 
 
-def _answer(comparison: Comparison, summary: str) -> Section:
+def _answer(comparison: Comparison) -> list[Block]:
     """What the comparison comes to, the times behind it, and what would help."""
     entries = comparison.entries
-    said = (Sentence(summary, strong=True), *_emulated(entries))
-    return Section("", (*said, _speed_table(comparison), *_lever_table(entries)))
+    if comparison.kind == "machines":
+        return [*moral(comparison.machines)]
+    summary = (_summary if comparison.kind == "gpus" else _profiles_summary)(entries)
+    return [Sentence(summary, strong=True), *_emulated(entries), _speed_table(comparison), *_lever_table(entries)]
 
 
 _SECTIONS: dict[str, Callable[[Comparison], list[Section]]] = {
@@ -344,5 +342,5 @@ def comparison_fragment(comparison: Comparison) -> str:
     """A comparison as HTML: bars of the times by wall, then its tables."""
     document = ComparisonReport(comparison).document("text")
     bars = [blocks_html((Picture(times_chart(comparison), "time per step, by wall"),))] if comparison.entries else []
-    sections = [section_html(section) for section in document.sections if isinstance(section, Section)]
+    sections = [section_html(section) for section in document.whole if isinstance(section, Section)]
     return fragment(document.title, [*bars, *sections])

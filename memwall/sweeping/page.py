@@ -40,8 +40,6 @@ _FRONT, _REASONS = 20, 5
 _LINES = 3000
 #: units of quantities that have an axis of them
 _DRAWN = ("s", "B", "count", "fraction", "per s", "USD", "J", "W", "g", "flag")
-#: pixels of an axis of them at least; a narrow page scrolls
-_AXIS = 84
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +53,14 @@ class SweepReport(Report):
 
     def document(self, kind: str) -> Document:
         blocks: list[Block] = [self._facts(), *map(Sentence, self._pruned()), *map(Sentence, self._failed())]
-        sections = [Section("", tuple(blocks))]
+        sections = [Section("What was swept", tuple(blocks))]
+        answer: list[Block] = []
         if len(self.found.left):
             best = QUANTITIES[self.found.best]
             heading = f"The best by {best.title} ({best.name})"
             shown = self.found.left.head(self.top)
-            sections.append(Section(heading, (*self._best(), self._table(shown, len(self.found.left) - len(shown)))))
+            answer += self._best()
+            sections.insert(0, Section(heading, (self._table(shown, len(self.found.left) - len(shown)),)))
             sections += self._further(shown)
         if (grown := self.growth()) is not None:
             shown = _growth(grown)
@@ -70,13 +70,14 @@ class SweepReport(Report):
         if len(self.found.front) > 1 or (self.found.question.pareto and len(self.found.front)):
             names = " and ".join(_title(name) for name in self.found.axes)
             front = self.found.front.head(_FRONT)
-            picture = (Picture(self._front(), f"the front of {names}"),) if kind == "html" else ()
+            if kind == "html":
+                answer.append(Picture(self._front(), f"the front of {names}"))
             table = self._table(front, len(self.found.front) - len(front))
             lone = (Sentence("One point is the best in all of them."),) if len(self.found.front) == 1 else ()
-            sections.append(Section(f"Pareto front of {names}", (*lone, *picture, table)))
+            sections.append(Section(f"Pareto front of {names}", (*lone, table)))
         if kind == "html":
             sections += self._maps()
-        return Document(f"{self._title()}: sweep", tuple(sections))
+        return Document(f"{self._title()}: sweep", tuple(sections), answer)
 
     def figure(self) -> Chart:
         charts = [] if (grown := self.growth()) is None else [growth_chart(grown)]
@@ -107,7 +108,9 @@ class SweepReport(Report):
             sections.append(Section("Two options at a time", (PictureChoice(pictures),)))
         if len(found.left) > 1 and found.varied:
             note = "drag along an axis to keep the points within; click it to take all; the dark line is the best left"
-            sections.append(Section("All options at once", (Markup(self._parallel()), Sentence(note))))
+            sections.append(
+                Section("All options at once", (Markup(self._parallel(), resource("coordinates.js")), Sentence(note)))
+            )
         return sections
 
     def _parallel(self) -> str:
@@ -125,9 +128,8 @@ class SweepReport(Report):
             columns.append(values if words is None else [words.index(str(value)) for value in values])
         data = embed({"axes": axes, "points": list(zip(*columns, strict=True))})
         return (
-            f'<div id="parallel"><div style="overflow-x:auto"><canvas style="width:max(100%, {_AXIS * len(axes)}px);'
-            f'height:380px;touch-action:pan-x"></canvas></div><p></p>'
-            f'<script type="application/json">{data}</script></div><script>{resource("coordinates.js")}</script>'
+            f'<div id="parallel" data-axes="{len(axes)}"><div><canvas></canvas></div><p></p>'
+            f'<script type="application/json">{data}</script></div>'
         )
 
     def growth(self) -> Growth | None:

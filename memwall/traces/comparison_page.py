@@ -35,13 +35,13 @@ class TraceComparisonReport(Report):
         top = self.top or (_HTML_ROWS if kind == "html" else _TEXT_ROWS)
         picture = (Picture(self.figure(), "time of each column by op class"),) if kind == "html" else ()
         sections = [
-            Section("", (known_facts(*_facts(found)), Sentence(_summary(found), strong=True), *picture)),
+            Section("What is compared", (known_facts(*_facts(found)),)),
             Section("Op classes", (_classes(found),)),
             Section("Ops, the largest difference first", (_ops(found, top),)),
             *([Section("Notes", [Sentence(note) for note in found.notes])] if found.notes else []),
         ]
         names = dict.fromkeys(column.path_name for column in found.columns)
-        return Document(" and ".join(names), sections)
+        return Document(" and ".join(names), sections, (Sentence(_summary(found), strong=True), *picture))
 
     def record(self) -> str:
         return json.dumps(self.comparison.to_dict(), indent=1, allow_nan=False) + "\n"

@@ -18,17 +18,19 @@ from memwall.core.files import json_pieces
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, counted, duration, flop_rate, percent, size
 from memwall.perfmodel.roofline import LINK
-from memwall.report.document import Document, Picture, Section, Sentence, Table, known_facts
+from memwall.report.document import Block, Document, Picture, Section, Sentence, Table, known_facts
 from memwall.report.figures.picture import cut
 from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
-from memwall.traces.analysis import RowGroup, TraceAnalysis
+from memwall.traces.analysis import UNKNOWN, RowGroup, TraceAnalysis
 from memwall.traces.attained import TraceRow
 from memwall.traces.figure import trace_chart
 from memwall.traces.page_names import short_name
 
 #: rows of the tables of gaps, of ops farthest from the model, of ops without figures and of what is over the roof
 _GAPS, _FARTHEST, _UNKNOWN, _OVER = 8, 8, 12, 20
+#: levers that are listed, and characters of the shapes of each
+_LEVERS, _SHORT_SHAPES = 5, 40
 #: kinds of op that a page and a text list, and characters of shapes that a table shows
 _HTML_ROWS, _TEXT_ROWS, _LONGEST_SHAPES = 200, 15, 60
 #: ops shorter than this share of the time are no news where they are modeled badly
@@ -80,8 +82,7 @@ class TraceReport(Report):
         top = self.top or (_HTML_ROWS if kind == "html" else _TEXT_ROWS)
         sections = [
             *_over_roof(analysis),
-            Section("", (known_facts(*_facts(analysis)),)),
-            *_picture(analysis, kind),
+            Section("What was recorded", (known_facts(*_facts(analysis)),)),
             Section("Where the GPU's time went", (_walls(analysis), _classes(analysis))),
             Section("Measured against the speed of light", (_kernels(analysis, self.by, groups, top),)),
             *_collectives(analysis),
@@ -90,7 +91,7 @@ class TraceReport(Report):
             *_without(analysis),
             *([Section("Notes", [Sentence(note) for note in analysis.notes])] if analysis.notes else []),
         ]
-        return Document(analysis.trace.path_name, sections)
+        return Document(analysis.trace.path_name, sections, [*_answer(analysis), *_picture(analysis, kind)])
 
     def record(self) -> Iterable[str]:
         return json_pieces(self.analysis.record())
@@ -104,11 +105,43 @@ class TraceReport(Report):
         return trace_chart(self.analysis)
 
 
-def _picture(analysis: TraceAnalysis, kind: str) -> list[Section]:
+def _answer(analysis: TraceAnalysis) -> list[Block]:
+    """How busy the GPU was and with what, and what it would save to end the gaps or to run an op at its bound."""
+    over = [Sentence(_too_fast_text(analysis), strong=True)] if analysis.over_roof else []
+    busy_s, gap_s, measured_s = analysis.busy_s, analysis.gap_s, analysis.measured_s
+    span_s = analysis.trace.span_us * _US
+    if not measured_s:
+        return [*over]
+    walls = {wall: time_s for wall, time_s in analysis.by_wall().items() if wall != UNKNOWN}
+    wall = max(walls, key=walls.__getitem__)
+    told = f"The GPU is busy for {duration(busy_s)} of {duration(span_s)} ({percent(busy_s / span_s)})"
+    told += (
+        f"; {percent(walls[wall] / measured_s)} of the time of its kernels is under the {wall} wall."
+        if walls[wall]
+        else "."
+    )
+    exposed_s = sum(analysis.trace.exposed_communication_us.values()) * _US
+    levers = [("no gaps between kernels", gap_s), ("communication behind kernels", exposed_s)]
+    groups = [group for group in analysis.groups("op") if group.bounded_s]
+    levers += [
+        (
+            f"{short_name(g.key)} of {cut(g.first.shapes, _SHORT_SHAPES)} at its bound",
+            g.bounded_s - (g.known("bound_s") or 0.0),
+        )
+        for g in groups
+    ]
+    levers = sorted(((name, saved) for name, saved in levers if saved > _NOTABLE * span_s), key=lambda row: -row[1])
+    rows = [(name, saved_s, saved_s / span_s) for name, saved_s in levers[:_LEVERS]]
+    note = "at most: no op runs faster than its bound, and few reach it; of the span of the trace"
+    table = col.listing("What would make it faster", rows, "lever: 0 name, saved: 1 s, of the span: 2 %", note)
+    return [*over, Sentence(told, strong=True), *([table] if rows else [])]
+
+
+def _picture(analysis: TraceAnalysis, kind: str) -> list[Block]:
     """For a page: the time by op class, and the roofline."""
     if kind != "html" or not analysis.measured_s:
         return []
-    return [Section("", (Picture(trace_chart(analysis), "time by op class, and the roofline as measured"),))]
+    return [Picture(trace_chart(analysis), "time by op class, and the roofline as measured")]
 
 
 def _over_roof(analysis: TraceAnalysis) -> list[Section]:
@@ -120,9 +153,13 @@ def _over_roof(analysis: TraceAnalysis) -> list[Section]:
         *_op_columns([row.name for row in shown], shown),
         *col.of(shown, "measured: measured_s s, bound: bound_s s like measured_s, of roof: of_roof %, wall"),
     ]
+    return [Section("Over the roof", (col.table("", columns),))]
+
+
+def _too_fast_text(analysis: TraceAnalysis) -> str:
     cause = "they ran on another GPU" if analysis.ran_elsewhere else "an error of memwall's counting"
-    text = f"{counted(len(rows), 'row')} faster than {analysis.gpu.name} can be: {cause}"
-    return [Section("Over the roof", (Sentence(text, strong=True), col.table("", columns)))]
+    rows = counted(len(analysis.over_roof), "row")
+    return f"{rows} took less time than {analysis.gpu.name} can: {cause}."
 
 
 def _op_columns(ops: Iterable[str], rows: Iterable[TraceRow]) -> list[col.CellColumn]:

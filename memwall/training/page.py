@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import memwall.report.columns as col
 from memwall.analysis.levers import HOST, as_would
 from memwall.core.units import counted, duration, percent, size
-from memwall.report.document import Document, Picture, Section, Sentence, Table, known_facts
+from memwall.report.document import Block, Document, Picture, Section, Sentence, Table, known_facts
 from memwall.report.kinds import Report
 from memwall.training.events import render_stages
 from memwall.training.figure import scaling_chart
@@ -52,23 +52,26 @@ class TrainingReport(Report):
             ("tokens/s", f"{rate * layout.world:,.0f} in all, {rate:,.0f} on each GPU" if rate else ""),
             ("MFU, HFU", f"{percent(self.found.mfu)}, {percent(self.found.hfu)} of {base}" if base else ""),
         )
+        fits = Sentence(self._fits, strong=not self.found.fits())
+        answer: list[Block] = [*self._verdict(), fits]
+        if self.found.changes:
+            answer.append(self._changes(self.found.changes)._replace(title="What would make it faster"))
+        if kind == "html" and self.scale is not None:
+            answer.append(Picture(scaling_chart(self._scaled), "speed on more GPUs"))
         sections = [
-            Section("", (facts, *self._verdict())),
+            Section("The step", (facts,)),
             Section("Where the time goes", (self._parts(),)),
-            Section("Memory of a GPU by stage", (self._memory(), Sentence(self._fits))),
+            Section("Memory of a GPU by stage", (self._memory(),)),
         ]
         if sent := self._messages():
             sections.append(Section("Collectives", (sent,)))
         if self.what_ifs:
             sections.append(Section("What if", (self._changes(self.what_ifs),)))
-        if self.found.changes:
-            sections.append(Section("What would help", (self._changes(self.found.changes),)))
         if self.scale is not None:
-            table, picture = self._scaling(self._scaled), Picture(scaling_chart(self._scaled), "speed on more GPUs")
-            sections.append(Section("More GPUs", (picture, table) if kind == "html" else (table,)))
+            sections.append(Section("More GPUs", (self._scaling(self._scaled),)))
         if notes := [note for note in self.found.profile.notes if not note.startswith("rank ")]:
             sections.append(Section("Notes", [Sentence(note) for note in notes]))
-        return Document(f"{self.found.profile.workload.name} on {counted(layout.world, 'GPU')}", sections)
+        return Document(f"{self.found.profile.workload.name} on {counted(layout.world, 'GPU')}", sections, answer)
 
     def _parts(self) -> Table:
         parts = _parts(self.found)
@@ -122,24 +125,27 @@ class TrainingReport(Report):
         )
 
     def _verdict(self) -> list[Sentence]:
-        """What would help most, and what of the hardware binds."""
+        """How long the step takes, what would help most, and what of the hardware binds."""
+        now_s, (low, high) = self.found.step.time_s, map(duration, self.found.step.interval_s)
+        takes = Sentence(f"A step takes {duration(now_s)} (80 % range {low} to {high}).", strong=True)
         if not self.found.changes:
-            return []
-        first, binding, now_s = self.found.changes[0], self.found.bound_by, self.found.step.time_s
+            return [takes]
+        first, binding = self.found.changes[0], self.found.bound_by
         told = f"{first.name[0].upper()}{first.name[1:]} would save {self._saving(first)} ({first.options})."
         if binding is None:
-            return [Sentence(told, strong=True)]
+            return [takes, Sentence(told, strong=True)]
         alike = as_would(binding.name, {change.name: change.step.time_s for change in self.found.changes})
         binds = f"{binding.wall[0].upper()}{binding.wall[1:]} binds: {binding.name} would save {self._saving(binding)}"
         if binding.wall == HOST:
             return [
+                takes,
                 Sentence(
                     f"Host-bound: {binding.name} would save {self._saving(binding)} of the {duration(now_s)},"
                     f" more than any change of the GPU. {told}",
                     strong=True,
-                )
+                ),
             ]
-        return [Sentence(f"{told} {binds}{alike}.", strong=True)]
+        return [takes, Sentence(f"{told} {binds}{alike}.", strong=True)]
 
     def _saving(self, change: TrainingChange) -> str:
         now_s = self.found.step.time_s

@@ -58,8 +58,9 @@ def test_serve_and_a_sweep_of_servers_say_the_same(run, tmp_path):
     served = run("serve", llama, "--gpu", "h100", "a100", "--concurrency", "4", "32", *load, *price)
     vary = ("--vary", "gpu=h100,a100", "concurrency=4,32", "prompt=256", "generate=32", *price)
     swept = run("sweep", llama, "--of", "serve", "--best", "ttft_s", *vary)
-    own, other = ([line.split() for line in each.out.splitlines() if line.startswith(("  h100-sxm ", "  a100-80gb"))]
-                  for each in (served, swept))  # fmt: skip
+    loads = (served.out.partition("Under load")[2], swept.out)
+    own, other = ([line.split() for line in each.splitlines() if line.startswith(("  h100-sxm ", "  a100-80gb"))]
+                  for each in loads)  # fmt: skip
     told = {(row[0], row[1]): row[3:] for row in own[:4]}
     assert len(told) == 4 and told == {(row[0], row[1]): row[2:] for row in other[:4]}
 

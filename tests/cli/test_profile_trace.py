@@ -53,7 +53,7 @@ def shown(path: str, capsys: pytest.CaptureFixture[str], *gpus: str, **options: 
 
 def test_an_op_beside_its_speed_of_light(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(trace(tmp_path), capsys)
-    line = next(line for line in text.splitlines() if re.match(r" *mm ", line))
+    line = next(line for line in text.splitlines() if re.match(r" *mm +4096", line))
     assert "4096x4096" in line
     assert "50.0" in line, "twice the least time is 50 % of the roof"
     assert "compute" in line
@@ -105,7 +105,7 @@ def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_what_beats_the_roof_stands_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(trace(tmp_path, dur=LEAST_US / 2), capsys)
-    assert text.splitlines()[2].strip("─ ") == "Over the roof"
+    assert text.splitlines()[2].strip().startswith("1 row took less time than h100-sxm can")
     assert "200.0" in text[: text.index("compared with")]
     record = json.loads(shown(trace(tmp_path, dur=LEAST_US / 2), capsys, as_json=True))
     assert (record["totals"]["over_roof"], record["over_roof"]) == (1, [0])
@@ -135,7 +135,9 @@ def test_every_file_is_read_by_its_reader(tmp_path: Path, capsys: pytest.Capture
     assert "img" not in dict(tags)
     attributes = [item for _, found in tags for item in found.items()]
     assert not [name for name, _ in attributes if name.startswith("on") or name == "src"]
-    assert all((value or "").startswith("data:") for name, value in attributes if name == "href"), "nothing is fetched"
+    assert all((value or "").startswith(("data:", "#part-")) for name, value in attributes if name == "href"), (
+        "nothing is fetched"
+    )
     assert b"k&lt;/script" in page, "the name is there, as text"
     assert b"\x1b" not in page + markdown + text + printed.encode()
     assert b"<script" not in markdown

@@ -42,14 +42,15 @@ class DriftReport(Report):
 
     def document(self, kind: str) -> Document:
         drift, drifted = self.drift, self.drift.drifted
-        blocks: list[Block] = [Sentence(sentence(drift), strong=True)]
+        blocks: list[Block] = []
         if outside := drift.always_outside:
             names = few(dict.fromkeys(cut_name(kernel.kernel) for kernel in outside))
             text = f"{counted(len(outside), 'kernel')} lay outside of the modeled range in every run, an error of the"
             blocks.append(Sentence(f"{text} model and no drift: {names}."))
         if drifted:
             blocks.append(_table(drifted))
-        return Document(f"Drift, {_span(drift)}", (Section("", blocks),))
+        answer = (Sentence(sentence(drift), strong=True),)
+        return Document(f"Drift, {_span(drift)}", (Section("", blocks),) if blocks else (), answer)
 
     def record(self) -> str:
         """``memwall.drift/1``."""

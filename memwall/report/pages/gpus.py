@@ -183,8 +183,12 @@ def machine_sections(machines: Sequence[Machine]) -> list[Section]:
     grown = [machines]
     if machines[0].name != WALL[0] or WALL[1] not in [m.name for m in machines]:
         grown.append(machines_of([load_gpu(name) for name in WALL]))
-    growth = [Section(f"Growth over {clean(m[0].name)}", (_growth_table(m), *_moral(m))) for m in grown]
-    return [Section("", (_datasheet(machines),)), *growth]
+    told = [() if each is machines else moral(each) for each in grown]
+    growth = [
+        Section(f"Growth over {clean(each[0].name)}", (_growth_table(each), *said))
+        for each, said in zip(grown, told, strict=True)
+    ]
+    return [Section("Datasheets", (_datasheet(machines),)), *growth]
 
 
 def _peak(machine: Machine, dtype: str) -> float | None:
@@ -230,7 +234,7 @@ def _growth_table(machines: Sequence[Machine]) -> Table:
 _CORE = ("float16", "float32", "bandwidth", "capacity", "ridge_float16")
 
 
-def _moral(machines: Sequence[Machine]) -> tuple[Sentence, ...]:
+def moral(machines: Sequence[Machine]) -> tuple[Sentence, ...]:
     """The memory wall in one sentence, from the first machine to the last."""
     first, last = machines[0], machines[-1]
     flop, moved, held = (last.growth.get(key) for key in ("float16", "bandwidth", "capacity"))

@@ -27,7 +27,7 @@ from memwall.report.kinds import Report
 from memwall.report.pages.communication import rank_section
 from memwall.report.pages.fusion import is_several
 from memwall.report.pages.profile_html import profile_page
-from memwall.report.pages.profile_text import profile_sections
+from memwall.report.pages.profile_text import answer_blocks, profile_sections
 from memwall.report.pages.validation import measured_sections
 from memwall.report.trace_events import render_trace
 from memwall.simulate.schedule import Schedule
@@ -77,7 +77,7 @@ class ProfileReport(Report):
         if kind != "text" or not sections:
             header, *whole = profile_sections(self.profile, self.by, self.top, self.sort, self.what_ifs, self.depth)
             noted = Section("", (*header.blocks, *([Sentence(f"{self.assumed}.")] if self.assumed else [])))
-            sections = [noted, *ranks, *whole, *sections]
+            return Document(self.profile.workload.name, [noted, *ranks, *whole, *sections], answer_blocks(self.profile))
         return Document(self.profile.workload.name, sections)
 
     def record(self) -> str:

@@ -5,16 +5,14 @@ Repeated kernels are one row, and at most ``MAX_ROWS`` rows are embedded, so a p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memwall.analysis.dtypes import emulations
+from memwall.analysis.explanation import explained
 from memwall.analysis.savings import by_gpu, policy_sets
-from memwall.analysis.table import KernelRow, kernel_rows, phase_rows
-from memwall.analysis.verdict import verdict
+from memwall.analysis.table import KernelRow, phase_rows, rows_and_kernels
 from memwall.analysis.whatif import Outcome
-from memwall.perfmodel.roofline import TERMS
+from memwall.perfmodel.roofline import TERMS, Estimate
 from memwall.record.kernels import schedule_label, short_name
 from memwall.record.profile import Profile
 from memwall.report.document import Block, Document, Markup, Panel, Picture, PictureChoice, Section, Sentence, clean
@@ -31,18 +29,24 @@ from memwall.report.figures.profile import (
 )
 from memwall.report.figures.roofline import roofline_charts
 from memwall.report.figures.scene import Chart
+from memwall.report.figures.timeline import timeline_chart
 from memwall.report.html import embed, resource
+from memwall.report.pages import fusion
 from memwall.report.pages import profile_text as page
-from memwall.report.pages.fusion import explained, fusion_tables, is_several, policy_blocks, what_if_section
+from memwall.report.pages.fusion import fusion_tables, is_several, policy_blocks, what_if_section
 from memwall.report.pages.validation import measured_sections
 from memwall.simulate.schedule import Schedule
 
-#: rows of kernels in a page, the slowest on any GPU first; of a table of measured ones
-MAX_ROWS, MAX_MEASURED = 2000, 20
+#: rows of kernels in a page, the slowest on any GPU first; of a table of measured ones; rows that say why, of a GPU
+MAX_ROWS, MAX_MEASURED, MAX_EXPLAINED = 2000, 20, 100
+#: rows with the kernels that each sums
+Rows = Sequence[tuple[KernelRow, Sequence[Estimate]]]
 
 _ROOFLINE = (
     "Each circle is a kernel (repeats are one), its area the time it takes. Click one to find it in the table below."
 )
+
+_TIMELINE = "Each mark is a kernel, in the colour of its class. Click one to find it in the table below."
 
 _ZOOM = (
     "Click a module to zoom into it and to find its kernels in the table below; click the outermost one to zoom out."
@@ -54,15 +58,18 @@ def profile_page(profile: Profile, what_ifs: Sequence[Outcome], ranks: Sequence[
     what-ifs, the kernels."""
     profile = profile.with_simulations(by_gpu(profile))
     sims = profile.simulations
-    rows = [kernel_rows(profile, schedule) for schedule in sims]
+    rows = [rows_and_kernels(profile, schedule) for schedule in sims]
     data, left_out = _data(profile, rows)
+    answer = page.answer_blocks(profile)
+    if sims:
+        answer.append(Picture(walls_chart(profile, sims), "share of the time under each wall"))
     totals = [page.totals_table(profile)] if sims and not is_several(profile) else []
-    sections: list[Section | Panel] = [Section("", (page.header_facts(profile), *totals)), *ranks]
+    sections: list[Section | Panel] = [Section("What was profiled", (page.header_facts(profile), *totals)), *ranks]
     sections += [Section(s.heading, s.blocks, "fusion") for s in measured_sections(profile, top=MAX_MEASURED)]
     saved = []
     for policies in policy_sets(profile) if is_several(profile) else ():
         sections.append(Section(page.gpu_title(profile, policies.schedules[0]), policy_blocks(policies)))
-        for schedule in explained(policies):
+        for schedule in fusion.explained(policies):
             fall = Picture(waterfall_chart(policies, schedule), f"{schedule.policy}: what each fused group saves")
             blocks: tuple[Block, ...] = (fall, *fusion_tables(policies, schedule))
             saved.append(Section(f"{schedule.policy}: what fusion saves", blocks, "fusion"))
@@ -72,10 +79,9 @@ def profile_page(profile: Profile, what_ifs: Sequence[Outcome], ranks: Sequence[
     sections += [*saved, *([what_if_section(what_ifs)] if what_ifs else [])]
     if sims:
         more = f" {left_out} more rows, of the least time, are left out of this page; the CSV has all."
-        sections.append(
-            Section("", (Markup(resource("kernels.html").rstrip("\n").format(left_out=more if left_out else "")),))
-        )
-    return Document(profile.workload.name, sections, embed(data))
+        table = resource("kernels.html").rstrip("\n").format(left_out=more if left_out else "")
+        sections.append(Section("Kernels", (Markup(table),)))
+    return Document(profile.workload.name, sections, answer, embed(data))
 
 
 def _modules(profile: Profile, schedule: Schedule) -> Section:
@@ -94,13 +100,14 @@ def _modules(profile: Profile, schedule: Schedule) -> Section:
 def _panel(profile: Profile, schedule: Schedule, roofline: Chart) -> Panel:
     phases = phase_rows(profile, schedule)
     memory: list[Block] = [page.share_table("Phases", "phase", phases)] if len(phases) > 1 else []
-    memory.append(page.memory_table(profile, schedule))
+    memory.append(page.memory_table(profile, schedule)._replace(title=""))
     title = page.gpu_title(profile, schedule)
-    found = verdict(profile, schedule)
+    several = len(profile.simulations) > 1
+    own = page.verdict_blocks(profile, schedule) if several else ()
+    walls = (Picture(walls_chart(profile, (schedule,)), f"{title}: share of the time under each wall"),)
     classes: tuple[Block, ...] = (
-        *(Sentence(text, strong=True) for text in (found.text, *emulations(profile, schedule))),
-        *page.lever_tables(found),
-        Picture(walls_chart(profile, (schedule,)), f"{title}: share of the time under each wall"),
+        *own,
+        *(walls if several else ()),
         Picture(shares_chart(profile, (schedule,)), f"{title}: shares by op class"),
         page.class_table(profile, schedule),
     )
@@ -109,36 +116,46 @@ def _panel(profile: Profile, schedule: Schedule, roofline: Chart) -> Panel:
     over_time = memory_chart(profile, schedule, context(profile))
     if over_time:
         memory.append(Picture(over_time, f"{title}: memory over the step"))
+    memory += page.peak_tensors(profile, schedule)
+    lanes = timeline_chart(profile, schedule, context(profile))
     sections = (
         Section(title, classes),
         Section("Roofline", (drawn,)),
         _modules(profile, schedule),
-        Section("", memory),
+        *([Section("Timeline", (Picture(lanes, f"{title}: the step over time", _TIMELINE),))] if lanes else []),
+        Section("Memory and phases" if len(phases) > 1 else "Memory", memory),
     )
     return Panel(clean(schedule_label(profile, schedule)), sections)
 
 
-def _data(profile: Profile, tables: Sequence[Sequence[KernelRow]]) -> tuple[dict[str, Any], int]:
+def _data(profile: Profile, tables: Sequence[Rows]) -> tuple[dict[str, Any], int]:
     """Rows shared by all simulations, and each simulation's times for them; and how many rows were left out."""
     slowest: dict[tuple, float] = {}
-    for row in chain.from_iterable(tables):
-        slowest[_identity(row)] = max(slowest.get(_identity(row), 0.0), row.time_share)
+    sources: dict[tuple, str] = {}
+    for schedule, table in zip(profile.simulations, tables, strict=True):
+        for row, kernels in table:
+            key = _identity(row)
+            slowest[key] = max(slowest.get(key, 0.0), row.time_share)
+            sources.setdefault(key, clean(profile.graphs[schedule.graph].ops[kernels[0].op_ids[0]].source))
     keys = sorted(slowest, key=lambda key: (-slowest[key], key))
     number = {key: i for i, key in enumerate(keys[:MAX_ROWS])}
-    sims = [
-        {
-            "label": clean(schedule_label(profile, schedule)),
-            "rows": [_times(number[_identity(r)], r) for r in table if _identity(r) in number],
-        }
-        for schedule, table in zip(profile.simulations, tables, strict=True)
-    ]
     data = {
-        "kernels": [list(key) for key in number],
-        "sims": sims,
+        "kernels": [[*key, sources[key]] for key in number],
+        "sims": [_times_of(profile, *each, number) for each in zip(profile.simulations, tables, strict=True)],
         "walls": [*TERMS],
         "colors": {name: css(color) for name, color in CLASS_COLORS.items()},
     }
     return data, len(keys) - len(number)
+
+
+def _times_of(profile: Profile, schedule: Schedule, table: Rows, number: Mapping[tuple, int]) -> dict[str, Any]:
+    """A simulation's label, its rows, and why the longest of them take their time."""
+    shown = sorted((each for each in table if _identity(each[0]) in number), key=lambda each: -each[0].time_s)
+    why = [
+        " ".join(each.launches) for each in explained(profile, schedule, [same for _, same in shown[:MAX_EXPLAINED]])
+    ]
+    rows = [[*_times(number[_identity(row)], row), i if i < len(why) else -1] for i, (row, _) in enumerate(shown)]
+    return {"label": clean(schedule_label(profile, schedule)), "rows": rows, "why": [clean(text) for text in why]}
 
 
 def _identity(row: KernelRow) -> tuple:
@@ -162,6 +179,8 @@ _NUMBERS = {wall: number for number, wall in enumerate(TERMS)}
 
 
 def _times(number: int, row: KernelRow) -> list[float | int]:
-    """Columns of ``rows``: kernel, seconds (bound, time, compute, memory, latency, overhead), the wall's number."""
+    """Columns of ``rows``: kernel, seconds (bound, time, compute, memory, latency, overhead), the wall's number, the
+    ends of the range."""
     seconds = (row.bound_s, row.time_s, row.compute_s, row.memory_s, row.latency_s, row.overhead_s)
-    return [number, *(float(f"{s:.4g}") for s in seconds), _NUMBERS[row.limited_by]]
+    brief = [float(f"{s:.4g}") for s in (*seconds, row.low_s, row.high_s)]
+    return [number, *brief[:6], _NUMBERS[row.limited_by], *brief[6:]]

@@ -26,12 +26,13 @@ from memwall.hardware.host import Host
 from memwall.hardware.lookup import Gpu
 from memwall.ops.lowering import kernels_said
 from memwall.record.job import replicas
-from memwall.record.kernels import Rates, fit_text, peak_place, rates, schedule_label, wall_shares
+from memwall.record.kernels import Rates, collapse, fit_text, peak_place, rates, schedule_label, short_name, wall_shares
 from memwall.record.profile import Profile
 from memwall.report.document import Block, Column, Facts, Section, Sentence, Table, clean, known_facts
 from memwall.report.pages.communication import communication_blocks
 from memwall.report.pages.fusion import explained, fusion_tables, is_several, policy_blocks, what_if_section
 from memwall.report.pages.validation import measured_sections
+from memwall.simulate.memory import alive_at_peak
 from memwall.simulate.schedule import Schedule
 
 MATRIX_NOTE = (
@@ -68,27 +69,24 @@ def profile_sections(
     if by not in BREAKDOWNS:
         raise UsageError(f"cannot group by {by!r}; choose one of {', '.join(BREAKDOWNS)}")
     sections = [Section("", (header_facts(profile),)), *measured_sections(profile, top=top)]
+    lone = len(profile.simulations) == 1
     if is_several(profile):
         for policies in policy_sets(profile):
             first = policies.schedules[0]
-            found = verdict(profile, first)
             table, *saved = policy_blocks(policies)
-            said = _sentences(profile, [first], [found])
-            sections.append(Section(gpu_title(profile, first), (table, *said, *lever_tables(found), *saved)))
+            blocks = (table, *verdict_blocks(profile, first), *saved)
+            sections.append(Section(gpu_title(profile, first), blocks))
             sections.append(_schedule_section(profile, first, by, top, sort, depth))
             for schedule in explained(policies):
                 heading = f"{policies.gpu.name}, {schedule.policy}: what fusion saves"
                 sections.append(Section(heading, fusion_tables(policies, schedule)))
     else:
-        several = len(profile.simulations) > 1
-        told = [verdict(profile, schedule) for schedule in profile.simulations]
-        said = _sentences(profile, profile.simulations, told)
-        if several:
-            sections.append(Section("Totals", (totals_table(profile), *said)))
-        for schedule, found in zip(profile.simulations, told, strict=True):
-            totals: list[Block] = [] if several else [totals_table(profile), *said]
+        if not lone and profile.simulations:
+            sections.append(Section("Totals", (totals_table(profile),)))
+        for schedule in profile.simulations:
+            own = (totals_table(profile),) if lone else verdict_blocks(profile, schedule)
             section = _schedule_section(profile, schedule, by, top, sort, depth)
-            sections.append(replace(section, blocks=(*totals, *lever_tables(found), *section.blocks)))
+            sections.append(replace(section, blocks=(*own, *section.blocks)))
     return [*sections, what_if_section(what_ifs)] if what_ifs else sections
 
 
@@ -125,13 +123,43 @@ def provenance_facts(profile: Profile, schedule: Schedule) -> list[Block]:
     return [facts] if facts.items else []
 
 
-def _sentences(profile: Profile, schedules: Sequence[Schedule], told: Sequence[Verdict]) -> list[Sentence]:
-    """The verdict on each simulation, and the dtypes that its GPU has no tensor cores for; with its GPU where there are
-    several."""
-    labels = [f"{schedule_label(profile, s)}: " if len(profile.simulations) > 1 else "" for s in schedules]
-    texts = [f"{label}{found.text}" for label, found in zip(labels, told, strict=True)]
-    texts += dict.fromkeys(text for s in schedules for text in emulations(profile, s))
-    return [Sentence(text, strong=True) for text in texts]
+def answer_blocks(profile: Profile) -> list[Block]:
+    """What a reader with one minute sees: how long the step takes and whether it fits, the verdict and the levers; of
+    several simulations the levers of the fastest."""
+    if not profile.simulations:
+        return []
+    real = [schedule for schedule in profile.simulations if schedule.policy != "ideal"] or [*profile.simulations]
+    best = min(real, key=lambda schedule: (not schedule.fits, schedule.totals.time_s))
+    time, low, high = (duration(best.totals.time_s), duration(best.totals.low_s), duration(best.totals.high_s))
+    label, others = schedule_label(profile, best), [schedule for schedule in real if schedule is not best]
+    told = f"{label} takes {time} a step (80 % range {low} to {high})"
+    told += f", {_times_as_fast(profile, best, others)}" if others else ""
+    told += f". It {fit_text(best)}." if best.fits else "."
+    misfits = [schedule_label(profile, schedule) for schedule in others if not schedule.fits]
+    told += f" It does not fit on {few(misfits)}." if misfits and best.fits else ""
+    if not others:
+        return [Sentence(told, strong=True), *verdict_blocks(profile, best)]
+    table = lever_tables(verdict(profile, best))
+    return [Sentence(told, strong=True), *(each._replace(title=f"What would make {label} faster") for each in table)]
+
+
+def _times_as_fast(profile: Profile, best: Schedule, others: Sequence[Schedule]) -> str:
+    """How many times as fast a schedule is as others, up to two of them by name."""
+    ratios = [schedule.totals.time_s / best.totals.time_s if best.totals.time_s else 1.0 for schedule in others]
+    if len(others) > 2:
+        return f"{col.times(min(ratios))} to {col.times(max(ratios))} as fast as the {len(others)} others"
+    said = (
+        f"{col.times(ratio)} as fast as {schedule_label(profile, schedule)}"
+        for ratio, schedule in zip(ratios, others, strict=True)
+    )
+    return " and ".join(said)
+
+
+def verdict_blocks(profile: Profile, schedule: Schedule) -> list[Block]:
+    """The verdict on a simulation, the dtypes that its GPU has no tensor cores for, and its levers."""
+    found = verdict(profile, schedule)
+    texts = (found.text, *emulations(profile, schedule))
+    return [*(Sentence(text, strong=True) for text in texts), *lever_tables(found)]
 
 
 def _step_bound_text(profile: Profile, schedule: Schedule) -> str:
@@ -382,6 +410,36 @@ def memory_table(profile: Profile, schedule: Schedule) -> Table:
         col.percent("of the peak", [count / m.total if m.total else 0.0 for count in held.values()]),
     ]
     return col.table("Peak memory", columns, note)
+
+
+#: tensors alive at the peak that are listed
+MAX_TENSORS = 8
+
+
+def peak_tensors(profile: Profile, schedule: Schedule) -> list[Table]:
+    """The largest tensors alive at the peak, equal ones of repeated blocks summed; none where the plan is not known."""
+    plan, graph = profile.plan(schedule), profile.graphs[schedule.graph]
+    if plan is None:
+        return []
+    written: dict[int, tuple[str, str]] = {}
+    shapes: dict[int, str] = {}
+    for op in graph.ops:
+        for value in (graph.values[i] for i in op.outputs):
+            written.setdefault(value.storage, (short_name(op.name), collapse(op.module)))
+    for value in graph.values:
+        if graph.storages[value.storage].nbytes == value.spec.nbytes:
+            shapes.setdefault(value.storage, f"{value.spec.dtype}{list(value.spec.shape)}".replace(" ", ""))
+    sums: dict[tuple[str, ...], list[int]] = {}
+    for storage in alive_at_peak(graph, plan):
+        made = ("", collapse(storage.name)) if storage.is_persistent else written.get(storage.id, ("", ""))
+        total = sums.setdefault((storage.role.replace("_", " "), *made, shapes.get(storage.id, "")), [0, 0])
+        total[0] += 1
+        total[1] += storage.nbytes
+    rows = sorted(sums.items(), key=lambda item: -item[1][1])
+    whole = sum(nbytes for _, (_, nbytes) in rows) or 1
+    cells = [(*key, count, nbytes, nbytes / whole) for key, (count, nbytes) in rows[:MAX_TENSORS]]
+    specs = "tensors: 0, made by: 1 name, of: 2 module, shape: 3 name, : 4 repeats, bytes: 5 B, of the peak: 6 %"
+    return [col.listing("The largest at the peak", cells, specs, left=len(rows) - len(cells))]
 
 
 def _by_op(profile: Profile, schedule: Schedule, top: int, sort: str, depth: int | None) -> list[Block]:

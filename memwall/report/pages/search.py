@@ -34,12 +34,12 @@ class SearchReport(Report):
     commands: Mapping[str, str] = field(default_factory=dict)
 
     def document(self, kind: str) -> Document:
-        lines = [Sentence(self.best, strong=True), Sentence(self.counted)]
+        lines = [Sentence(self.counted)]
         lines += [Sentence(f"Not simulated, {count:,}: {why}.") for why, count in gathered(self.pruned)]
-        sections = [Section("", tuple(lines)), Section(self.heading, (self.table(),))]
+        sections = [Section(self.heading, (self.table(),)), Section("What was searched", tuple(lines))]
         if self.commands:
-            sections.append(Section("Command lines that start the best", (known_facts(*self.commands.items()),)))
-        return Document(self.title, tuple(sections))
+            sections.insert(0, Section("Command lines that start the best", (known_facts(*self.commands.items()),)))
+        return Document(self.title, tuple(sections), (Sentence(self.best, strong=True),))
 
     def record(self) -> Iterable[str]:
         rows = (dict(zip(self.columns, row, strict=True)) for row in self.values)

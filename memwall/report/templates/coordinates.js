@@ -5,7 +5,8 @@
   const root = document.querySelector("#parallel");
   const { axes, points } = JSON.parse(root.querySelector("script").textContent);
   const canvas = root.querySelector("canvas"), said = root.querySelector("p");
-  const TOP = 48, FOOT = 22, SIDE = 46;
+  const TOP = 48, FOOT = 22, SIDE = 46, LEAST = 84; // pixels; LEAST of an axis: a narrow page scrolls
+  canvas.style.width = `max(100%, ${LEAST * axes.length}px)`;
   const brushes = axes.map(() => null);
   let drag = null;
   const words = axes.map((axis, i) => axis.words || null);

@@ -1,82 +1,6 @@
-"use strict";
 (() => {
   const $ = (selector, root) => (root || document).querySelector(selector);
   const all = (selector) => [...document.querySelectorAll(selector)];
-
-  const theme = $("#theme");
-  theme.onclick = () => {
-    const root = document.documentElement;
-    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-    root.dataset.theme = dark ? "light" : "dark";
-  };
-
-  // -- pictures: what a title says follows the pointer; a click on what has a key looks for it in the table of kernels
-  const tip = document.createElement("div");
-  tip.id = "tip";
-  tip.hidden = true;
-  document.body.append(tip);
-  for (const title of all("svg.chart title")) {
-    title.parentNode.dataset.title = title.textContent;
-    title.remove();
-  }
-  let find = () => {};
-  document.addEventListener("pointermove", (event) => {
-    const mark = event.target.closest ? event.target.closest("[data-title]") : null;
-    tip.hidden = !mark;
-    if (!mark) return;
-    tip.textContent = mark.dataset.title;
-    tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8))}px`;
-    tip.style.top = `${Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 8)}px`;
-  });
-  document.addEventListener("click", (event) => {
-    const mark = event.target.closest ? event.target.closest("svg.chart [data-key]") : null;
-    if (!mark) return;
-    const module = /^zoom:(\d+):(.*)$/.exec(mark.dataset.key);
-    if (module) zoom(mark, `zoom:${module[1]}:`);
-    find(module ? module[2] : mark.dataset.key, !module);
-  });
-
-  // -- flame graphs and treemaps: the module that is clicked fills the place of the whole tree
-  const SIDES = ["x", "y", "width", "height"];
-  const zoom = (mark, tree) => {
-    const svg = mark.ownerSVGElement;
-    const rects = [...svg.querySelectorAll(`rect[data-key^="${tree}"]`)];
-    for (const rect of rects) {
-      if (!rect.home) rect.home = SIDES.map((side) => +rect.getAttribute(side));
-      if (rect.nextSibling && rect.nextSibling.nodeName === "text") rect.nextSibling.remove();
-    }
-    const [left, top, width, height] = rects[0].home;
-    const [x, y, w, h] = mark.home;
-    const flat = rects.every((rect) => rect.home[3] === rects[0].home[3]); // a flame graph zooms across alone
-    for (const rect of rects) {
-      const [rx, ry, rw, rh] = rect.home;
-      const from = Math.max(left, left + (rx - x) * width / w);
-      const to = Math.min(left + width, left + (rx + rw - x) * width / w);
-      const upper = flat ? ry : Math.max(top, top + (ry - y) * height / h);
-      const lower = flat ? ry + rh : Math.min(top + height, top + (ry + rh - y) * height / h);
-      [from, upper, Math.max(0, to - from), Math.max(0, lower - upper)].forEach((v, i) => rect.setAttribute(SIDES[i], v));
-      const name = rect.dataset.title.split(": ")[0];
-      const most = Math.floor((to - from - 8) / 6.2);
-      if (most < 3 || lower - upper < 12) continue;
-      const text = document.createElementNS("http://www.w3.org/2000/svg", "text");
-      for (const [key, value] of Object.entries({ x: from + 4, y: upper + 13, "font-size": 10, fill: rect.dataset.ink, "pointer-events": "none" })) text.setAttribute(key, value);
-      text.textContent = name.length > most ? `${name.slice(0, most - 1)}…` : name;
-      rect.after(text);
-    }
-  };
-  for (const rect of all('svg.chart rect[data-key^="zoom:"]')) {
-    const label = rect.nextSibling;
-    const fill = /^var\(--([\w-]+),#/.exec(rect.getAttribute("fill"));
-    rect.dataset.ink = label && label.nodeName === "text" ? label.getAttribute("fill") : fill ? `var(--on-${fill[1]})` : "#000";
-  }
-  for (const choice of all(".choice")) {
-    const pick = (number) => {
-      for (const part of choice.querySelectorAll("div[data-pick]")) part.hidden = part.dataset.pick !== number;
-      for (const button of choice.querySelectorAll("button")) button.setAttribute("aria-selected", String(button.dataset.pick === number));
-    };
-    for (const button of choice.querySelectorAll("button")) button.onclick = () => pick(button.dataset.pick);
-    pick("0");
-  }
 
   // -- wide tables: a shade at the edge where more is to be seen
   for (const box of all(".scroll")) {
@@ -96,7 +20,7 @@
   const FEW = 200;
 
   // A row: what the kernel is, from data.kernels, and what it takes on this GPU, from sims[].rows.
-  const [NAME, CLASS, PHASE, MODULE, SHAPES, COUNT, FLOPS, READ, WRITE, SHORT] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
+  const [NAME, CLASS, PHASE, MODULE, SHAPES, COUNT, FLOPS, READ, WRITE, SHORT, SOURCE] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
   const rowsOf = (sim) => {
     const total = sim.rows.reduce((sum, r) => sum + r[2], 0);
     return sim.rows.map((r) => {
@@ -107,7 +31,8 @@
         kernel: k[SHORT], name: k[NAME], class: k[CLASS], phase: k[PHASE], module: k[MODULE] || "(top)", shapes: k[SHAPES],
         count: k[COUNT], flops, unmodeled: k[FLOPS] < 0, bytes, intensity: bytes ? flops / bytes : 0,
         bound: r[1], time: r[2], compute: r[3], memory: r[4], latency: r[5],
-        overhead: r[6], wall: data.walls[r[7]],
+        overhead: r[6], wall: data.walls[r[7]], low: r[8], high: r[9], why: sim.why[r[10]] || "",
+        read: k[READ], written: k[WRITE], source: k[SOURCE], key: `${k[NAME]} ${k[MODULE]}`.trim(),
         share: total ? r[2] / total : 0, rate: r[2] ? flops / r[2] : 0,
       };
     });
@@ -123,6 +48,18 @@
   const seconds = (v) => {
     const [scale, unit] = [[1, "s"], [1e-3, "ms"], [1e-6, "us"]].find(([s]) => v >= s) || [1e-9, "ns"];
     return `${(v / scale).toFixed(2)} ${unit}`;
+  };
+
+  // -- all that is known of a row: in its own lines below it, and where the pointer is on its marks
+  const told = (r) => [
+    `${r.count > 1 ? `${r.count} kernels, ` : ""}${r.unmodeled ? "no formula" : `${si(r.flops, "FLOP")}`}, ${si(r.read, "B")} read and ${si(r.written, "B")} written, ${r.intensity.toFixed(1)} FLOP/B`,
+    `${seconds(r.time)} (80 % range ${seconds(r.low)} to ${seconds(r.high)}), bound ${seconds(r.bound)}, limited by ${r.wall}`,
+    `compute ${seconds(r.compute)}, memory ${seconds(r.memory)}, latency ${seconds(r.latency)}, overhead ${seconds(r.overhead)}`,
+    r.shapes, r.why, r.source,
+  ].filter(Boolean).join("\n");
+  page.says = (key) => {
+    const row = key && tables[state.sim].find((r) => r.key === key);
+    return row ? told(row) : "";
   };
 
   // -- state, kept in the address so that a view can be linked
@@ -162,7 +99,20 @@
     if (cls) node.className = cls;
     return node;
   };
-  let showAll = false;
+  let showAll = false, open = "";
+  const opened = (r) => {
+    const line = element("tr", undefined, "more"), cell = element("td", told(r), "t");
+    cell.colSpan = COLUMNS.length;
+    line.append(cell);
+    return line;
+  };
+  const toggle = (r, line) => {
+    const was = open === r.key && line.nextSibling && line.nextSibling.className === "more";
+    for (const old of all("#kernels tr.more")) old.remove();
+    open = was ? "" : r.key;
+    if (!was) line.after(opened(r));
+    page.show(open, open && r.module);
+  };
   const select = () => {
     const words = state.filter.toLowerCase().split(/\s+/).filter(Boolean);
     const text = (r) => `${r.name} ${r.kernel} ${r.module} ${r.class} ${r.phase} ${r.wall} ${r.shapes}`.toLowerCase();
@@ -176,6 +126,9 @@
     const body = $("#kernels tbody");
     body.replaceChildren(...rows.slice(0, showAll ? rows.length : FEW).map((r) => {
       const line = element("tr");
+      line.tabIndex = 0;
+      line.onclick = () => toggle(r, line);
+      line.onkeydown = (event) => { if (event.key === "Enter") toggle(r, line); };
       for (const c of COLUMNS) {
         const cell = element("td", c.num ? c.num(r) : r[c.key], c.num ? "n" : c.wide ? "t wide" : "t");
         if (c.wide) cell.title = c.key === "kernel" ? `${r.name}\n${r.shapes}` : r.module;
@@ -200,7 +153,7 @@
 
   // -- wiring
   const update = () => {
-    for (const panel of all(".panel")) panel.hidden = +panel.dataset.sim !== state.sim;
+    for (const panel of all(".panel,#contents a[data-sim]")) panel.hidden = +panel.dataset.sim !== state.sim;
     for (const tab of all("#tabs button")) tab.setAttribute("aria-selected", String(+tab.dataset.sim === state.sim));
     renderTable();
     writeHash();
@@ -208,6 +161,8 @@
   $("#kernels thead tr").replaceChildren(...COLUMNS.map((c) => {
     const head = element("th", c.head, c.num ? "n" : "t");
     head.dataset.key = c.key;
+    head.tabIndex = 0;
+    head.onkeydown = (event) => { if (event.key === "Enter") head.click(); };
     head.onclick = () => {
       if (state.sort === c.key) state.dir = state.dir === "asc" ? "desc" : "asc";
       else { state.sort = c.key; state.dir = c.num ? "desc" : "asc"; }
@@ -215,15 +170,31 @@
     };
     return head;
   }));
-  for (const tab of all("#tabs button")) tab.onclick = () => { state.sim = +tab.dataset.sim; update(); };
-  find = (words, go) => {
+  const tabs = all("#tabs button");
+  for (const tab of tabs) {
+    tab.onclick = () => { state.sim = +tab.dataset.sim; page.show(""); update(); };
+    tab.onkeydown = (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      const next = tabs[(tabs.indexOf(tab) + step + tabs.length) % tabs.length];
+      next.focus();
+      next.click();
+    };
+  }
+  page.find = (words, go) => {
     $("#filter").value = state.filter = words;
+    page.show("");
     update();
     if (go) $("#filter").scrollIntoView({ block: "center" });
   };
   $("#filter").oninput = (event) => { state.filter = event.target.value; update(); };
   $("#more").onclick = () => { showAll = true; renderTable(); };
-  const follow = () => { readHash(); $("#filter").value = state.filter; update(); };
+  const follow = () => { if (location.hash.startsWith("#part-")) return renderTable(); readHash(); $("#filter").value = state.filter; update(); };
   addEventListener("hashchange", follow);
+  addEventListener("keydown", (event) => {
+    if (event.key !== "/" || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) return;
+    event.preventDefault();
+    $("#filter").focus();
+  });
   follow();
 })();

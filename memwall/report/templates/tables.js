@@ -1,4 +1,3 @@
-"use strict";
 // Tables of many rows: a click on a heading sorts, a field above filters. The table of kernels has its own.
 (() => {
   const LEAST_ROWS = 10;

@@ -42,5 +42,5 @@ def test_a_link_is_a_wall():
     shares = wall_shares(schedule)
     assert shares["link"] == pytest.approx(2 / 3)
     assert sum(shares.values()) == pytest.approx(1)
-    assert "link" in render(profile, "text", width=160).partition("80 % range")[2].partition("\n")[0]
+    assert "link" in render(profile, "text", width=160).partition("80 % range  ")[2].partition("\n")[0]
     assert '"link"' in render(profile, "html")
