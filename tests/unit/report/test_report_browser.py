@@ -1,0 +1,165 @@
+"""The page in a real browser: what a pointer, a keyboard and a click do, and that nothing else runs."""
+
+import json
+import re
+import subprocess
+from base64 import b64encode
+from hashlib import sha256
+from html import unescape
+
+import pytest
+
+from memwall.report import render
+from tests.unit.places import CHROMIUM
+from tests.unit.processes import HANGS_S
+from tests.unit.report_fixture import make_profile
+
+pytestmark = pytest.mark.browser
+
+#: what a visitor does: each line of a test's script, whose results stand in the title as JSON
+_VISIT = """
+const pause = () => new Promise((go) => setTimeout(go, 30));
+const one = (selector) => document.querySelector(selector);
+const every = (selector) => [...document.querySelectorAll(selector)];
+const shown = (nodes) => nodes.filter((node) => node.getClientRects().length);
+const press = (node, key) => node.dispatchEvent(new KeyboardEvent("keydown", {{ key, bubbles: true }}));
+const type = (field, text) => {{ field.value = text; field.dispatchEvent(new Event("input")); }};
+const rows = () => every("#kernels tbody tr:not(.more)").length;
+const errors = [];
+addEventListener("error", (event) => errors.push(event.message));
+(async () => {{ const said = await (async () => {{ {script} }})(); await pause();
+document.title = JSON.stringify({{ said, errors }}); }})();
+"""
+
+
+@pytest.fixture(scope="module")
+def page():
+    return render(make_profile(), "html")
+
+
+@pytest.fixture
+def visit(tmp_path):
+    """``visit(page, script, width)``: what the script returns; no error of the page's own."""
+    if CHROMIUM is None:
+        pytest.skip("needs a headless Chromium (apt-get install chromium)")
+
+    def go(text, script, *flags, width=1300):
+        text_of = _VISIT.format(script=script)
+        digest = b64encode(sha256(text_of.encode()).digest()).decode()
+        allowed = text.replace("script-src ", f"script-src 'sha256-{digest}' ", 1)
+        file = tmp_path / "page.html"
+        file.write_text(allowed.replace("</body>", f"<script>{text_of}</script>\n</body>"), encoding="utf-8")
+        command = [
+            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
+            "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
+            "--virtual-time-budget=3000", f"--user-data-dir={tmp_path}/user", f"--window-size={width},1900", *flags,
+            "--dump-dom", f"file://{file}",
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_S, check=True)
+        found = json.loads(unescape(re.search(r"<title>(.*?)</title>", done.stdout, re.DOTALL)[1]))
+        assert not found["errors"]
+        return found["said"]
+
+    return go
+
+
+def test_the_pointer_is_told_all_that_is_known_of_a_kernel(page, visit):
+    """Two products of 1024 x 1024 by 1024 x 1024 in a block: 2 x 2 x 1024^3 FLOPs, 6 x 2 MiB of bytes."""
+    said = visit(page, """
+        const mark = shown(every('svg.chart circle[data-key^="aten.mm"]'))[0], box = mark.getBoundingClientRect();
+        mark.dispatchEvent(new PointerEvent("pointermove", { clientX: box.x, clientY: box.y, bubbles: true }));
+        return one("#tip").textContent;
+    """)  # fmt: skip
+    assert "2 kernels, 4.29 GFLOP, 8.39 MB read and 4.19 MB written" in said
+    assert "limited by compute" in said and "80 % range" in said
+
+
+def test_modules_are_found_by_a_regular_expression_with_their_share(page, visit):
+    """``blocks`` and all that is inside it: one outermost module; its share is the one that the whole's title says."""
+    count, share, hits, misses, bad = visit(page, """
+        const field = one('input[aria-label="find modules"]'), said = field.parentNode.querySelector("span");
+        type(field, "^blocks");
+        const svg = shown(every("svg.chart")).find((each) => each.querySelector('[data-key^="zoom:"]'));
+        const [count, share] = said.textContent.match(/[\\d.]+/g);
+        const hits = svg.querySelectorAll("rect.hit").length, misses = svg.querySelectorAll("rect.miss").length;
+        const outer = [...svg.querySelectorAll("rect.hit")][0].dataset.title;
+        type(field, "(");
+        return [+count, [+share, outer], hits, misses, said.textContent];
+    """)  # fmt: skip
+    assert count == hits > 0 < misses
+    assert share[0] == pytest.approx(float(re.search(r"([\d.]+) %$", share[1])[1]))
+    assert bad == "not a regular expression yet"
+
+
+def test_a_row_shows_its_details_and_its_marks(page, visit):
+    before, after, seen, told, again = visit(page, """
+        const line = one("#kernels tbody tr"), before = every("svg.chart .miss").length;
+        line.click();
+        const after = every("svg.chart .miss").length;
+        const key = data => [...new Set(data.map((mark) => mark.dataset.key))];
+        const seen = key(shown(every("svg.chart circle:not(.miss)[data-key]")));
+        const told = one("#kernels tr.more").textContent;
+        line.click();
+        return [before, after, seen, told, every("#kernels tr.more, svg.chart .miss").length];
+    """)  # fmt: skip
+    assert (before, again) == (0, 0)
+    assert after > 0 and len(seen) == 1
+    assert "compute" in told and "memory" in told
+
+
+def test_a_mark_of_the_timeline_finds_its_kernels(page, visit):
+    assert visit(page, """
+        const svg = shown(every('svg.chart[aria-label$="the step over time"]'))[0];
+        const mark = svg.querySelector('rect[data-key^="aten.mm"]');
+        mark.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+        return [one("#filter").value.startsWith("aten.mm"), rows() < 8];
+    """) == [True, True]  # fmt: skip
+
+
+def test_the_keyboard_goes_from_mark_to_mark_and_from_tab_to_tab(page, visit):
+    at, told, focus, tab = visit(page, """
+        const svg = shown(every('svg.chart[tabindex="0"]'))[0];
+        svg.focus(); press(svg, "ArrowRight"); press(svg, "ArrowRight");
+        const at = svg.querySelectorAll(".at").length, told = !one("#tip").hidden;
+        press(document.body, "/");
+        const focus = document.activeElement.id;
+        press(one('#tabs button[aria-selected="true"]'), "ArrowRight");
+        return [at, told, focus, one('#tabs button[aria-selected="true"]').textContent];
+    """)  # fmt: skip
+    assert (at, told, focus, tab.strip()) == (1, True, "filter", "new")
+
+
+def test_a_picture_is_saved_in_the_colours_that_it_has(page, visit):
+    name, text, png = visit(page, """
+        const saved = [], url = URL.createObjectURL;
+        URL.createObjectURL = (blob) => { saved.push(blob); return url(blob); };
+        const names = [];
+        HTMLAnchorElement.prototype.click = function () { names.push(this.download); };
+        const [svg, png] = shown(every("p.save"))[0].querySelectorAll("button");
+        svg.click(); png.click();
+        for (let i = 0; i < 40 && saved.length < 2; i++) await pause();
+        return [names, await saved[0].text(), [saved[1] && saved[1].type, saved[1] && saved[1].size > 1000]];
+    """)  # fmt: skip
+    assert [each.rpartition(".")[2] for each in name] == ["svg", "png"]
+    assert text.startswith("<svg") and "var(--" not in text and "<title>" in text
+    assert png == ["image/png", True]
+
+
+def test_contents_lead_to_what_is_shown(page, visit):
+    """Each line of the contents names a part that is there; parts of the GPU that is not shown are not listed."""
+    links, there = visit(page, """
+        const links = shown(every("#contents a")).map((link) => link.getAttribute("href"));
+        return [links, links.map((link) => one(link) && one(link).getClientRects().length > 0)];
+    """)  # fmt: skip
+    assert len(links) > 4 and all(there)
+
+
+def test_nothing_but_the_pages_own_scripts_runs(page, visit):
+    """A script and a handler that were smuggled into the page are refused by its policy."""
+    smuggled = page.replace("<main>", '<main><script>window.bad = 1</script><b onclick="window.bad = 2">x</b>', 1)
+    assert visit(smuggled, 'one("main b").click(); return window.bad || "refused";') == "refused"
+
+
+@pytest.mark.parametrize("width", [400, 1300])
+def test_nothing_is_wider_than_the_page(page, visit, width):
+    assert visit(page, "return document.documentElement.scrollWidth <= innerWidth;", width=width)
