@@ -21,7 +21,7 @@ from memwall.record.kernels import schedule_label
 from memwall.record.profile import Profile
 from memwall.record.schedules import CHEAP
 from memwall.simulate.schedule import Schedule, time_by_wall
-from memwall.sweeping.comparison import Comparison, Flip, Prices, ProfileChange, check_prices, entry_of, levered
+from memwall.sweeping.comparison import Comparison, Flip, Prices, ProfileChange, Side, check_prices, entry_of, levered
 
 #: rows of flips and of changes that a comparison keeps, the longest time first
 MAX_ROWS = 20
@@ -96,17 +96,19 @@ def compare_profiles(profiles: Sequence[Profile], *, price: Prices | None = None
         raise UsageError(f"{bare[0]} has no simulation to compare; profile it on a GPU")
     check_prices(price, [s.gpu.name for p in profiles for s in p.simulations])
     names = _names(profiles)
-    entries, changes = [], []
+    entries, changes, sides = [], [], []
     for profile, name in zip(profiles, names, strict=True):
         for schedule in profile.simulations:
             base = _counterpart(profiles[0], schedule)
             label = f"{name} on {schedule_label(profile, schedule)}"
             entries.append(entry_of(profile, schedule, label, base, price))
         if profile is not profiles[0]:
-            changes += _changes(profiles[0], profile, name)
+            before, after = _compared(profiles[0], profile)
+            sides.append((name, before, after))
+            changes += _changes(before, after, name)
     entries = levered(entries, [(profile, schedule) for profile in profiles for schedule in profile.simulations])
     subject = _subject(names, [profile.workload.configuration for profile in profiles])
-    return Comparison("profiles", " and ".join(names), subject, tuple(entries), (), tuple(changes))
+    return Comparison("profiles", " and ".join(names), subject, tuple(entries), (), tuple(changes), sides=tuple(sides))
 
 
 def _names(profiles: Sequence[Profile]) -> list[str]:
@@ -146,11 +148,15 @@ def _counterpart(profile: Profile, schedule: Schedule) -> Schedule:
     return min(profile.simulations, key=distance)
 
 
-def _changes(base: Profile, other: Profile, name: str) -> list[ProfileChange]:
-    """Classes and kernels that changed, on the first GPU that both have, most time first."""
+def _compared(base: Profile, other: Profile) -> tuple[Side, Side]:
+    """The simulations that are compared: on the first GPU that both have."""
     after = min(other.simulations, key=lambda s: _counterpart(base, s).gpu.name != s.gpu.name)
-    before = _counterpart(base, after)
-    sides = ((base, before), (other, after))
+    return (base, _counterpart(base, after)), (other, after)
+
+
+def _changes(before: Side, after: Side, name: str) -> list[ProfileChange]:
+    """Classes and kernels that changed, most time first."""
+    sides = before, after
     classes = [{row.key: row for row in class_rows(profile, schedule)} for profile, schedule in sides]
     kernels = [_by_name(profile, schedule) for profile, schedule in sides]
     rows = []

@@ -138,6 +138,10 @@ class ProfileChange:
         return self.after_s - self.before_s
 
 
+#: a profile, and one of its simulations
+Side = tuple[Profile, Schedule]
+
+
 @dataclass(frozen=True)
 class Comparison:
     """What is compared (one of ``KINDS``) and the rows: entries for workloads, machines for GPUs alone."""
@@ -151,6 +155,9 @@ class Comparison:
     changes: tuple[ProfileChange, ...] = ()
     machines: tuple[Machine, ...] = ()
     memwall_version: str = __version__
+    #: of each profile after the first its name, and both it and the first with the simulations that are compared, for
+    #: pictures; a record does not have them
+    sides: tuple[tuple[str, Side, Side], ...] = field(default=(), compare=False, repr=False)
 
     @property
     def baseline(self) -> str:
@@ -159,8 +166,9 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON types, in a stable order."""
-        own: dict[str, Any] = write(self)
+        own: dict[str, Any] = write(replace(self, sides=()))
         head = {"schema": SCHEMA, "memwall_version": own.pop("memwall_version")}
+        own.pop("sides")
         return head | own
 
     def to_json(self) -> str:

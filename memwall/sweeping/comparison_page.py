@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import memwall.report.columns as col
 from memwall.analysis.kernel_kinds import KINDS
+from memwall.analysis.modules import module_tree
 from memwall.analysis.pipes import mfu_note, peaks_text
 from memwall.analysis.quantities import ANSWERS
 from memwall.core.units import duration, few, percent
 from memwall.perfmodel.roofline import LINK, WALLS
-from memwall.report.document import Block, Column, Document, Picture, Section, Sentence, Table, clean
+from memwall.report.document import Block, Column, Document, Picture, PictureChoice, Section, Sentence, Table, clean
+from memwall.report.figures.modules import METRICS, flame_chart
+from memwall.report.figures.profile import roofline_since
 from memwall.report.figures.scene import Chart
 from memwall.report.html import blocks_html, section_html
 from memwall.report.kinds import Report
@@ -47,8 +50,11 @@ class ComparisonReport(Report):
         if kind == "html":
             label = "growth of the GPUs" if found.kind == "machines" else "times, speed-ups and utilization"
             answer.append(Picture(comparison_chart(found), label))
+        sections = _SECTIONS[found.kind](found)
+        if kind == "html" and found.sides:
+            sections.insert(0, Section("Before and after", (_pictures(found),)))
         of = ", the last profile made in this folder" if self.taken else ""
-        return Document(f"compare: {found.subject}{of}", _SECTIONS[found.kind](found), answer)
+        return Document(f"compare: {found.subject}{of}", sections, answer)
 
     def record(self) -> str:
         return self.comparison.to_json()
@@ -61,6 +67,20 @@ class ComparisonReport(Report):
 
     def figure(self) -> Chart:
         return comparison_chart(self.comparison)
+
+
+def _pictures(comparison: Comparison) -> PictureChoice:
+    """Rooflines with arrows from the first profile's kernels, and the modules of both on one scale."""
+    shown: list[tuple[str, Picture]] = []
+    for name, before, after in comparison.sides:
+        of = f"{clean(name)}: " if len(comparison.sides) > 1 else ""
+        drawn = {"roofline": roofline_since(*before, *after)}
+        trees = [(label, module_tree(*side)) for label, side in (("before", before), (clean(name), after))]
+        drawn |= {
+            f"flame graph, {metric}": flame_chart(f"{clean(name)} and before", trees, metric) for metric in METRICS
+        }
+        shown += [(of + label, Picture(chart, f"{of}{label}, before and after")) for label, chart in drawn.items()]
+    return PictureChoice(shown)
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:

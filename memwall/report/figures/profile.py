@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import isclose
 
 import memwall.report.columns as col
 from memwall.analysis.modules import ModuleRow, module_tree
@@ -32,6 +34,8 @@ from memwall.simulate.schedule import Schedule
 MARKS = {"eager": "square", "inductor": "triangle", "generated": "diamond"}
 #: what an arrow is drawn for: a group of at least this share of the time, and so many of them
 _LEAST_ARROW, _MOST_ARROWS = 2e-3, 40
+#: of its FLOP/s, what a kernel moves between two profiles for an arrow
+_MOVED = 0.02
 
 
 def context(profile: Profile, *more: str) -> str:
@@ -115,6 +119,26 @@ def _eager_place(policies: PolicySet, row: KernelRow, kernels: Sequence[Estimate
     if len(kernels[0].op_ids) < 2 or row.time_share < _LEAST_ARROW or not (flops and moved and eager_s):
         return None
     return flops / moved, flops / eager_s
+
+
+def roofline_since(before: Profile, old: Schedule, after: Profile, new: Schedule) -> Chart:
+    """The kernels of a simulation, each with an arrow from where the kernel of its name, module and phase was in another
+    one."""
+    places = {
+        (row.name, row.module, row.phase): (row.arithmetic_intensity, row.attained_flop_per_s)
+        for row, _ in rows_and_kernels(before, old)
+        if row.flops and row.bytes and row.time_s
+    }
+    shown = schedule_roofline(after, new)
+    pairs = sorted(rows_and_kernels(after, new), key=lambda pair: (-pair[0].time_s, pair[0].name))
+    rows = [row for row, _ in pairs if row.flops and row.bytes and row.time_s]
+    spots = list(shown.spots)
+    for i, row in enumerate(rows[: min(_MOST_ARROWS, MAX_POINTS)]):
+        place = places.get((row.name, row.module, row.phase))
+        if place and not isclose(place[1], row.attained_flop_per_s, rel_tol=_MOVED):
+            spots[i] = spots[i]._replace(tail=place)
+    legend = [*shown.legend, (f"baseline, {duration(old.totals.time_s)}, → now", "dim", "hollow")]
+    return roofline_charts([replace(shown, spots=spots, legend=legend)])[0]
 
 
 def _spot(row: KernelRow, tail: tuple[float, float] | None) -> Spot:
