@@ -30,14 +30,21 @@ def served_attention(
     dtype: str,
     kv: str = "",
     causal: bool = True,
+    *,
+    value_size: int = 0,
+    most: int = 0,
 ) -> Cost:
     """Attention of an inference server, causal with a last query that attends to every key: a prefill or a decode step;
-    or of every query to every key. The cache holds numbers of ``kv``, empty: of ``dtype``."""
-    query = contiguous((batch, queries, heads, size), dtype)
-    key = contiguous((batch, keys, kv_heads, size), dtype)
-    inputs = (("query", query), ("key", key), ("value", key))
-    found = cost("aten._flash_attention_forward.default", inputs, [query], is_causal=causal, dropout_p=0.0)
-    spared = 2 * key.numel * (key.itemsize - ITEMSIZE[kv or dtype])
+    or of every query to every key. The cache holds numbers of ``kv``, empty: of ``dtype``. ``value_size``: that of
+    values, where it is another than that of keys; ``most``: a query attends to so many keys, 0 for all before it."""
+    query, made = (contiguous((batch, queries, heads, width), dtype) for width in (size, value_size or size))
+    key, value = (contiguous((batch, keys, kv_heads, width), dtype) for width in (size, value_size or size))
+    inputs, window = (("query", query), ("key", key), ("value", value)), most - 1 if most else -1
+    found = cost(
+        "aten._flash_attention_forward.default", inputs, [made],
+        is_causal=causal, dropout_p=0.0, window_size_left=window,
+    )  # fmt: skip
+    spared = (key.numel + value.numel) * (key.itemsize - ITEMSIZE[kv or dtype])
     launches = tuple(
         replace(work, kernel="serving", read_bytes=work.read_bytes - spared)
         if isinstance(work, FusedAttention)

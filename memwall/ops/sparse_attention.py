@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 from math import ceil
+from typing import NamedTuple
 
 from memwall.core.graph import Pipe
 from memwall.ops import Cost
@@ -30,34 +31,58 @@ def pairs_of(queries: int, keys: int, most: int) -> int:
     return short * (keys - queries) + short * (short + 1) // 2 + (queries - short) * most
 
 
+class IndexKeys(NamedTuple):
+    """Keys of an index: ``size`` numbers of fp8 with a float32 scale, which stand for ``ratio`` tokens. ``block``: the
+    numbers are bfloat16, and each head keeps the largest score of so many keys, 0: the weighted sum of all heads."""
+
+    size: int = 128
+    ratio: int = 1
+    block: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a key, or of a head's query."""
+        return 2 * self.size if self.block else self.size + 4
+
+    @property
+    def pipe(self) -> Pipe:
+        return _HALF if self.block else _FP8
+
+    def scores(self, pairs: int, heads: int) -> int:
+        """Scores that are written of so many pairs of a token and a key."""
+        return ceil(pairs / self.block) * heads if self.block else pairs
+
+
+DEEPSEEK_KEYS = IndexKeys()
+
+
 @lru_cache(maxsize=1 << 16)
-def index_scores(batch: int, heads: int, queries: int, keys: int, size: int = 128, *, ratio: int = 1) -> Cost:
-    """The scores of an index over keys in a row: products of ``heads`` fp8 queries of ``size`` numbers with the fp8
-    keys of all tokens before, of which one weighted sum a pair is written, in float32. Keys have a float32 scale each,
-    and stand for ``ratio`` tokens. A block of queries of several sequences walks along the keys of them all."""
+def index_scores(batch: int, heads: int, queries: int, keys: int, form: IndexKeys = DEEPSEEK_KEYS) -> Cost:
+    """The scores of an index over keys in a row: products of ``heads`` queries with the keys of all tokens before, of
+    which scores are written in float32. A block of queries of several sequences walks along the keys of them all."""
     rows = max(_INDEX_ROWS // heads, 1)
     spanned = max(rows // queries, 1)
-    pairs, keys = max(batch * pairs_of(queries, keys, keys) // ratio, 1), max(keys // ratio, 1)
+    pairs, keys = max(batch * pairs_of(queries, keys, keys) // form.ratio, 1), max(keys // form.ratio, 1)
     blocks, mean = ceil(batch * queries / rows), pairs / (batch * queries) * spanned / _INDEX_KEYS
     steps = ceil(keys * spanned / _INDEX_KEYS)
-    read, write = batch * (keys * (size + 4) + queries * heads * (size + 4)), 4 * pairs
+    read, write = batch * (keys + queries * heads) * form.nbytes, 4 * form.scores(pairs, heads)
     work = Walk(
-        kind="index", blocks=blocks, steps=steps, mean_steps=max(mean, 1.0), pipe=_FP8,
-        flops=int(2 * blocks * mean * _INDEX_ROWS * _INDEX_KEYS * size), read_bytes=read, write_bytes=write,
+        kind="index", blocks=blocks, steps=steps, mean_steps=max(mean, 1.0), pipe=form.pipe,
+        flops=int(2 * blocks * mean * _INDEX_ROWS * _INDEX_KEYS * form.size), read_bytes=read, write_bytes=write,
     )  # fmt: skip
-    return Cost({_FP8: 2 * pairs * heads * size}, read, write, launches=(work,))
+    return Cost({form.pipe: 2 * pairs * heads * form.size}, read, write, launches=(work,))
 
 
 @lru_cache(maxsize=1 << 16)
-def index_scores_paged(pairs: int, queries: int, held: int, heads: int, size: int = 128) -> Cost:
+def index_scores_paged(pairs: int, queries: int, held: int, heads: int, form: IndexKeys = DEEPSEEK_KEYS) -> Cost:
     """The same over a paged cache of ``held`` keys: steps of 256 keys of a query are shared evenly among the SMs."""
     parts = ceil(pairs / _INDEX_KEYS) + queries // 2
-    read, write = held * (size + 4) + queries * heads * (size + 4), 4 * pairs
+    read, write = (held + queries * heads) * form.nbytes, 4 * form.scores(pairs, heads)
     work = Walk(
-        kind="index_paged", blocks=max(parts, queries), pipe=_FP8,
-        flops=2 * max(parts, queries) * _INDEX_KEYS * heads * size, read_bytes=read, write_bytes=write,
+        kind="index_paged", blocks=max(parts, queries), pipe=form.pipe,
+        flops=2 * max(parts, queries) * _INDEX_KEYS * heads * form.size, read_bytes=read, write_bytes=write,
     )  # fmt: skip
-    return Cost({_FP8: 2 * pairs * heads * size}, read, write, launches=(work,))
+    return Cost({form.pipe: 2 * pairs * heads * form.size}, read, write, launches=(work,))
 
 
 @lru_cache(maxsize=1 << 16)

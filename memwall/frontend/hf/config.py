@@ -26,6 +26,9 @@ _SPECIAL_FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": 
 MOST_LAYERS = 10_000
 _LAYERS = ("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers", "depth")
 _CHECKED = ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads")
+#: Model types that transformers lacks → the type that builds them: MiMo-7B is a Qwen2 with modules that guess
+#: (modeling_mimo.py), MiniMax-M3 without its tower the text part of that with it (configuration_minimax_m3_vl.py).
+_SAME = {"mimo": "qwen2", "minimax_m3": "minimax_m3_vl_text"}
 
 
 class ReadConfig(NamedTuple):
@@ -58,10 +61,12 @@ def read_config(transformers: Any, path: Path) -> ReadConfig:
     kind, notes = _kind(transformers, llama or raw, source)
     if llama is not None:
         raw, notes = llama, (*notes, decilm.note(llama))
+    fields = {k: v for k, v in raw.items() if k != "model_type" and not k.startswith("quantization")}
     try:
-        config = kind.from_dict(
-            {k: v for k, v in raw.items() if k != "model_type" and not k.startswith("quantization")}
-        )
+        config = kind.from_dict(fields)
+        if _unread(config, raw) and "text_config" in kind.sub_configs:
+            config = kind.from_dict({"text_config": fields})
+            notes = (*notes, f"{source.name} describes text alone: other parts of {kind.__name__} have default sizes")
     except Exception as error:
         raise blame(error, f"reading {source}") from error
     _check_read(config, raw, source)
@@ -109,6 +114,9 @@ def _kind(transformers: Any, raw: dict[str, Any], source: Path) -> tuple[Any, tu
         with loading(f"the configuration of {model_type}"):
             return CONFIG_MAPPING[model_type], ()
     version = f"transformers {transformers.__version__}"
+    if (same := _SAME.get(str(model_type))) in CONFIG_MAPPING:
+        with loading(f"the configuration of {same}"):
+            return CONFIG_MAPPING[same], (f"{version} has no model type {model_type!r}: it is built as {same}",)
     for model_class in architectures(transformers, raw):
         kind = model_class.config_class
         told = f"{version} has no model type {model_type!r}: it is built as {model_class.__name__} ({kind.model_type})"
@@ -149,16 +157,21 @@ def loading(what: str) -> Iterator[None]:
         ) from error
 
 
-def _check_read(config: Any, raw: dict[str, Any], source: Path) -> None:
-    """Refuse a configuration whose sizes its class did not take: it would be profiled with default sizes."""
+def _unread(config: Any, raw: dict[str, Any]) -> tuple[str, ...]:
+    """The sizes of a flat configuration that its composite class did not take."""
     text = text_config(config)
     nested = any(isinstance(value, dict) and "num_hidden_layers" in value for value in raw.values())
-    for key in () if nested or text is config else _CHECKED:
-        if key in raw and getattr(text, key, raw[key]) != raw[key]:
-            raise UsageError(
-                f"{source}: {key} is {raw[key]}, but {type(config).__name__} reads it from its text_config, which has"
-                f" {getattr(text, key)}: this file is of another version of the model"
-            )
+    checked = () if nested or text is config else _CHECKED
+    return tuple(key for key in checked if key in raw and getattr(text, key, raw[key]) != raw[key])
+
+
+def _check_read(config: Any, raw: dict[str, Any], source: Path) -> None:
+    """Refuse a configuration whose sizes its class did not take: it would be profiled with default sizes."""
+    for key in _unread(config, raw):
+        raise UsageError(
+            f"{source}: {key} is {raw[key]}, but {type(config).__name__} reads it from its text_config, which has"
+            f" {getattr(text_config(config), key)}: this file is of another version of the model"
+        )
 
 
 def _check_layers(config: Any, source: Path) -> None:

@@ -18,8 +18,9 @@ _SPARSE_ALONE = ("vllm", "trtllm")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention(StepKernel):
     """Attention with a paged cache, which rotates queries and keys and stores keys and values; ``window`` is the most
-    keys that a query attends to, 0 for all. ``source``: all queries attend to so many keys of an encoder's results,
-    which no step but the first writes. An encoder's own attention is not ``causal``, and keeps nothing."""
+    keys that a query attends to, 0 for all; ``top_k`` those that an index chooses for each head of keys, 0 without one.
+    ``source``: all queries attend to so many keys of an encoder's results, which no step but the first writes. An
+    encoder's own attention is not ``causal``, and keeps nothing."""
 
     kind: ClassVar[str] = "Attention"
 
@@ -31,11 +32,14 @@ class Attention(StepKernel):
     window: int = 0
     source: int = 0
     causal: bool = True
+    top_k: int = 0
 
     def cost(self, step: EngineStep, layout: Layout) -> Cost:
         heads, kv_heads = share_of(self.heads, layout.tp), share_of(self.kv_heads, layout.tp)
         found = NO_COST
         for batch, folded, queries, keys in _calls(step):
+            if self.top_k and queries == 1:  # tokens that are verified attend to others each
+                batch, folded, keys = batch * folded, 1, min(keys, self.top_k)
             seen = self.source or (min(keys, self.window + folded * queries - 1) if self.window else keys)
             found += served_calls.served_attention(
                 batch,
@@ -47,6 +51,8 @@ class Attention(StepKernel):
                 self.dtype,
                 kv=layout.kv,
                 causal=self.causal,
+                value_size=self.value_size,
+                most=(self.top_k or self.window) if queries > 1 else 0,
             )
         return found
 
@@ -124,7 +130,8 @@ def _kv_name(layout: Layout, dtype: str) -> str:
 class Index(StepKernel):
     """The index of sparse attention (DeepSeek-V3.2): ``heads`` queries of ``size`` fp8 numbers score the key of every
     token before, and the ``top_k`` of the largest weighted sums are attended to. The keys, in fp8 with a float32 scale
-    each, are a cache of their own, which is, like the index, whole on every GPU."""
+    each, are a cache of their own, which is, like the index, whole on every GPU. ``block``: each head alone chooses
+    blocks of so many keys by the largest score in each (MiniMax-M3), and all numbers are bfloat16."""
 
     kind: ClassVar[str] = "Index"
 
@@ -133,21 +140,27 @@ class Index(StepKernel):
     top_k: int
     #: tokens of a key
     ratio: int = 1
+    block: int = 0
+
+    @property
+    def _keys(self) -> sparse_attention.IndexKeys:
+        return sparse_attention.IndexKeys(self.size, self.ratio, self.block)
 
     def cost(self, step: EngineStep, layout: Layout) -> Cost:
         found = NO_COST
         for batch, folded, new, keys in _calls(step):
             rows, held = batch * folded * new, max(keys // self.ratio, 1)
             if new == 1:
-                found += sparse_attention.index_scores_paged(rows * held, rows, batch * held, self.heads, self.size)
+                found += sparse_attention.index_scores_paged(rows * held, rows, batch * held, self.heads, self._keys)
             else:
-                found += sparse_attention.index_scores(batch, self.heads, new, keys, self.size, ratio=self.ratio)
-            shortest = max((keys - new + 1) // self.ratio, 1)
-            found += sparse_attention.choice(rows, shortest, held, self.top_k)
+                found += sparse_attention.index_scores(batch, self.heads, new, keys, self._keys)
+            shortest, each = max((keys - new + 1) // self.ratio, 1), self.block or 1
+            choices = rows * (self.heads if self.block else 1)
+            found += sparse_attention.choice(choices, -(-shortest // each), -(-held // each), self.top_k)
         return found
 
     def kv_bytes(self, tokens: int, layout: Layout) -> int:
-        return tokens // self.ratio * (self.size + 4)
+        return tokens // self.ratio * self._keys.nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

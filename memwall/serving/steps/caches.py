@@ -38,16 +38,9 @@ class CacheReader(TracedStep):
                     top_k=self._indexed(region),
                 ), ()
         kv_heads, cached = self._cached(region)
+        sizes: Any = {"heads": heads, "head_size": size, "value_size": value_size, "dtype": query.spec.dtype}
         if self._is_cross(region):
-            return Attention(
-                heads=heads,
-                kv_heads=kv_heads,
-                head_size=size,
-                value_size=value_size,
-                source=cached,
-                dtype=query.spec.dtype,
-                causal=False,
-            ), ()
+            return Attention(**sizes, kv_heads=kv_heads, source=cached, causal=False), ()
         if not kv_heads:
             read = self._split(self.outside(region)[0])[2]
             width = distinct_bytes(read) // (self.tokens * itemsize)
@@ -67,15 +60,8 @@ class CacheReader(TracedStep):
                 opened=self._opened(region.place),
                 dtype=query.spec.dtype,
             ), ()
-        return Attention(
-            heads=heads,
-            kv_heads=kv_heads,
-            head_size=size,
-            value_size=value_size,
-            window=window,
-            dtype=query.spec.dtype,
-            causal=not self.encodes,
-        ), ()
+        causal, top_k = not self.encodes, self._indexed(region)
+        return Attention(**sizes, kv_heads=kv_heads, window=window, causal=causal, top_k=top_k), ()
 
     def _check(self, region: Region, widths: set[int]) -> None:
         """Raises UsageError: attention reads other numbers of each new token than queries, keys and values."""
@@ -109,13 +95,24 @@ class CacheReader(TracedStep):
     def _indexed(self, region: Region) -> int:
         """Tokens that an index chooses for each query of attention; 0 where none does."""
         found = (self.regions[i] for i in region.reads if self.regions[i].kind == "index")
-        return max((self._choice(index) for index in found), default=0)
+        return max((self._choice(index) * (self._block(index) or 1) for index in found), default=0)
+
+    def _block(self, index: Region) -> int:
+        """Keys that an index chooses together, by the largest of their scores; 0: each alone."""
+        ops = (self.graph.ops[i] for i in index.ops)
+        return next((self.graph.specs(op.inputs)[0].shape[-1] for op in ops if op.name.startswith("aten.amax")), 0)
 
     def index(self, number: int, region: Region) -> tuple[StepKernel, tuple[Collective, ...]]:
         ops = (self.graph.ops[i] for i in region.ops)
         query = next(self.graph.specs(op.inputs)[0] for op in ops if op.op_class == "contraction")
         size, ratio = query.shape[-1], self._ratio(region.place) or 1
-        return Index(heads=query.numel // (self.tokens * size), size=size, top_k=self._choice(region), ratio=ratio), ()
+        return Index(
+            heads=query.numel // (self.tokens * size),
+            size=size,
+            top_k=self._choice(region),
+            ratio=ratio,
+            block=self._block(region),
+        ), ()
 
     def state(self, number: int, region: Region) -> tuple[StepKernel, tuple[Collective, ...]]:
         if region.reads & self._sharded:

@@ -7,12 +7,14 @@ the one that follows it; its sums are added by an all-reduce (Shoeybi et al., Me
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-from memwall.core.graph import Graph, Op, distinct_bytes
+from memwall.core.errors import UsageError
+from memwall.core.graph import Graph, Op, TensorSpec, distinct_bytes
 from memwall.ops.routing import expected_active
 from memwall.serving.steps.caches import CacheReader
 from memwall.serving.steps.kernels import Between, Collective, Encoded, Experts, Product, Sampling, StepKernel
@@ -138,29 +140,57 @@ class Reader(CacheReader):
     def experts(self, number: int, region: Region) -> tuple[StepKernel, tuple[Collective, ...]]:
         self._partial.add(number)
         products = [op for op in map(self.graph.ops.__getitem__, region.ops) if op.op_class == "contraction"]
-        weights = [spec for op in products for spec in self.graph.specs(op.inputs[:2])[1:] if len(spec.shape) == 3]
-        first, last = weights[0], weights[-1]
-        count, hidden, inter = first.shape[0], first.shape[1], last.shape[1]
-        top_k = self._chosen(number)
-        touched = {op.attributes["slices"][0] for op in products if "slices" in op.attributes}
+        weights, apart = self._expert_weights(products)
+        if len(weights) < 2:
+            raise UsageError(f"{region.place} multiplies by experts once, which the server policy does not model")
+        first, last = weights[0].shape, weights[-1].shape
+        count, hidden, inter = min(spec.shape[0] for spec in weights), first[1], last[1]
+        top_k = self._chosen(number, count)
+        touched = {op.attributes["slices"][0] for op in products if "slices" in op.attributes} | {apart}
         return Experts(
             hidden=hidden,
             inter=inter,
             count=count,
             top_k=top_k,
-            dtype=first.dtype,
-            gated=first.shape[2] == 2 * inter,
+            dtype=weights[0].dtype,
+            gated=len(weights) == 3 or first[2] == 2 * inter,
             own=self.stored(region.place),
             alike=top_k in touched and round(expected_active(self.tokens, count, top_k)) > top_k,
         ), ()
 
-    def _chosen(self, number: int) -> int:
-        """Experts of a token: what the last choice before them makes."""
-        near = (self.regions[i] for i in (number, *sorted(self.regions[number].reads, reverse=True)))
+    def _expert_weights(self, products: Iterable[Op]) -> tuple[list[TensorSpec], int]:
+        """(experts, rows, columns) of each of a mixture's weights, and, where each expert has a matmul of its own, how
+        many experts have one; 0 where all share one."""
+        found: dict[int, TensorSpec] = {}
+        apart: set[tuple[int, int]] = set()
+        for op in products:
+            fixed = self._split(self.graph.values[i] for i in op.inputs)[0]
+            value = next(value for value in reversed(fixed) if len(value.spec.shape) in (2, 3))  # biases come first
+            spec, storage = value.spec, self.graph.storages[value.storage]
+            if len(spec.shape) == 2:
+                spec = replace(spec, shape=(storage.nbytes // spec.nbytes, *spec.shape))
+                apart.add((value.storage, value.offset))
+            found.setdefault(value.storage, spec)
+        return list(found.values()), len(apart) // max(len(found), 1)
+
+    def _chosen(self, number: int, count: int) -> int:
+        """Experts of a token among ``count``: what the last choice before them makes. A choice among more takes some
+        that do nothing (LongCat-Flash's zero experts), by chance as often as any other."""
         own = (self.graph.ops[i] for i in self.regions[number].ops)
         rows = next(self.graph.specs(op.inputs)[0] for op in own if op.op_class == "contraction")
+        if rows.shape[0] == count and not rows.strides[0]:  # each expert has all tokens, as shared ones do
+            return count
+        near = (self.regions[i] for i in (number, *sorted(self.regions[number].reads, reverse=True)))
+        if (choice := next(filter(None, map(self._top_k, near)), None)) is not None:
+            among, chosen = (self.graph.specs(values)[0].shape[-1] for values in (choice.inputs, choice.outputs))
+            return min(round(chosen * count / among) if among > count else chosen, count)
+        if rows.shape[0] == count and len(rows.shape) == 3:
+            raise UsageError(
+                f"{self.regions[number].place} multiplies each part of a token's numbers by a matrix of its own, which"
+                " the server policy does not model"
+            )
         moved = rows.numel // rows.shape[-1] // self.tokens if len(rows.shape) == 2 else 1
-        return next(filter(None, map(self._choice, near)), max(moved, 1))
+        return max(moved, 1)
 
     def between(self, number: int, region: Region) -> tuple[StepKernel, tuple[Collective, ...]]:
         shared = bool(region.reads & self._sharded)

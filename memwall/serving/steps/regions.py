@@ -114,38 +114,44 @@ class _RegionWalk:
         return None
 
     def _experts(self) -> None:
-        """All that the modules do whose matmuls have weights with an axis of experts."""
+        """All that the modules do whose matmuls have weights with an axis of experts, or those of one expert."""
         places = {
             op.module
             for op in self.ops
-            if op.op_class in _PRODUCTS
-            and op.id not in self.owner
-            and (weight := self.weight(op)) is not None
-            and len(self.graph.values[weight].spec.shape) == 3 == self.axes.get(self.graph.values[weight].storage, 3)
+            if op.op_class in _PRODUCTS and op.id not in self.owner and self._has_experts(self.weight(op))
         }
-        for place in places:
-            inside = set(self._inside(place))
-            while more := self._of_each_expert(inside):
+        own = {place: set(self._inside(place)) for place in sorted(places)}
+        for place, inside in own.items():
+            others = set().union(*(ops for other, ops in own.items() if other != place))
+            while more := self._of_each_expert(inside) - others:
                 inside |= more
             self._take("experts", inside, place)
+
+    def _has_experts(self, weight: int | None) -> bool:
+        """Whether weights have an axis of experts, or are the matrix of one of those in a parameter."""
+        if weight is None:
+            return False
+        value = self.graph.values[weight]
+        axes = len(value.spec.shape)
+        return axes in (2, 3) and self.axes.get(value.storage, axes) == 3
 
     def _of_each_expert(self, inside: set[int]) -> set[int]:
         """Ops outside that make or read a row of each expert for every token: a server moves the chosen rows."""
         values, flow = self.graph.values, self.flow
         products = [self.ops[op] for op in inside if self.ops[op].op_class in _PRODUCTS]
-        sizes = [values[i].spec for op in products for i, _ in self._data(op)]
         counts = {values[weight].spec.shape[0] for op in products if (weight := self.weight(op)) is not None}
-        least = min((spec.numel for spec in sizes if len(spec.shape) == 3 and spec.shape[0] in counts), default=0)
-        if not least:
+        specs = (values[i].spec for op in products for i, _ in self._data(op))
+        sizes = [spec for spec in specs if len(spec.shape) == 3 and spec.shape[0] in counts]
+        if not sizes:
             return set()
-        made = {flow.writer[v] for op in inside for i, v in flow.reads[op] if values[i].spec.numel >= least}
-        read = {
-            reader
-            for op in inside
-            for i, v in flow.writes[op]
-            if values[i].spec.numel >= least
-            for reader in flow.readers[v]
-        }
+        least, rows = min(spec.numel for spec in sizes), min(spec.shape[0] * spec.shape[1] for spec in sizes)
+
+        def is_of_each(number: int) -> bool:
+            spec = values[number].spec
+            return spec.numel >= least and not spec.numel // spec.shape[-1] % rows
+
+        made = {flow.writer[v] for op in inside for i, v in flow.reads[op] if is_of_each(i)}
+        read = {reader for op in inside for i, v in flow.writes[op] if is_of_each(i) for reader in flow.readers[v]}
         return {op for op in made | read if op >= 0 and op not in inside and op not in self.owner}
 
     def _inside(self, place: str) -> list[int]:

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from memwall.core.errors import UsageError
 from memwall.core.flow import Flow
-from memwall.core.graph import Graph, Value, distinct_bytes
+from memwall.core.graph import Graph, Op, Value, distinct_bytes
 from memwall.serving.steps.regions import CACHES, Region, regions
 from memwall.serving.steps.step import EngineStep
 
@@ -188,7 +188,12 @@ class TracedStep:
         read = [value for value in self._split(self.outside(region)[0])[2] if value.id not in indices]
         return distinct_bytes(read) // (self.tokens * self._core(region)[2])
 
+    def _top_k(self, region: Region) -> Op | None:
+        """The last choice of a region."""
+        ops = (self.graph.ops[i] for i in reversed(region.ops))
+        return next((op for op in ops if op.name.startswith("aten.topk")), None)
+
     def _choice(self, region: Region) -> int:
-        """How many the last choice of a region takes."""
-        chosen = (self.graph.ops[i] for i in reversed(region.ops) if self.graph.ops[i].name.startswith("aten.topk"))
-        return next((self.graph.specs(op.outputs)[0].shape[-1] for op in chosen), 0)
+        """How many the last choice of a region takes; 0 without one."""
+        choice = self._top_k(region)
+        return 0 if choice is None else self.graph.specs(choice.outputs)[0].shape[-1]

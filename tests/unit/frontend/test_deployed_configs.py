@@ -22,6 +22,8 @@ CONFIGS = shared("configs")
 SIZES = {
     "MiniMaxAI--MiniMax-M2": ("229", "safetensors of MiniMaxAI/MiniMax-M2.5"),
     "nvidia--MiniMax-M2": ("229", "as MiniMax-M2.5"),
+    # 60 layers of 107e6 for attention, 57 of 129 experts of 3 x 6144 x 3072, an index of 3.9e6 in each of these
+    "MiniMaxAI--MiniMax-M3": ("426.2", "by hand"),
     "Qwen--Qwen3-0.6B": ("0.6", "model card"),
     "Qwen--Qwen3-1.7B": ("1.7", "model card"),
     "Qwen--Qwen3-8B": ("8.2", "model card"),
@@ -44,6 +46,8 @@ SIZES = {
     "nvidia--Qwen3.5-397B": ("397", "name"),
     "nvidia--Qwen3.6-27B": ("27", "name"),
     "nvidia--Qwen3.6-35B": ("35", "name"),
+    # 36 layers of 177.2e6, two tables of 151680 x 4096
+    "XiaomiMiMo--MiMo-7B": ("7.62", "by hand"),
     "XiaomiMiMo--MiMo-V2-Flash": ("309", "model card"),
     "deepseek-ai--DeepSeek-R1": ("671", "arXiv:2412.19437"),
     "deepseek-ai--DeepSeek-V3": ("671", "arXiv:2412.19437"),
@@ -80,14 +84,10 @@ SIZES = {
     "zai-org--GLM-5": ("744", "technical report"),
     "openai--gpt-oss-120b": ("116.8", "arXiv:2508.10925"),
     "openai--gpt-oss-20b": ("20.9", "arXiv:2508.10925"),
+    "stepfun-ai--Step-3.7-Flash": ("198", "196 as Step-3.5-Flash (vLLM's recipe), and the default image tower"),
 }
 #: Start of a folder's name → what the refusal says.
-REFUSED = {
-    "MiniMaxAI--MiniMax-M3": "no model type 'minimax_m3'",
-    "XiaomiMiMo--MiMo-7B": "no model type 'mimo'",
-    "moonshotai--Kimi-K3": "no model type 'kimi_k3'",
-    "stepfun-ai--Step-3.7": "another version of the model",
-}
+REFUSED = {"moonshotai--Kimi-K3": "no model type 'kimi_k3'"}
 #: one of each kind, traced as well
 TRACED = (
     "Qwen--Qwen3-VL-2B-Instruct", "Qwen--Qwen3.5-35B-A3B", "moonshotai--Kimi-K2.5", "openai--gpt-oss-20b",

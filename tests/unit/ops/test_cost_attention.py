@@ -3,6 +3,7 @@
 import pytest
 
 from memwall.ops.attention import pairs_up_to
+from memwall.ops.served_calls import served_attention
 from tests.unit.cost_calls import TENSOR_BF16, TF32, cost, expanded, spec
 
 FLASH = "aten._scaled_dot_product_flash_attention"
@@ -135,3 +136,13 @@ def test_the_random_state_is_touched_only_where_something_is_dropped():
             ("rng_state", state[0]), ("unused", state[1])]  # fmt: skip
     result = cost("aten._scaled_dot_product_flash_attention_backward", back, [inputs[0][1]] * 3, dropout_p=0.0)
     assert result.read_bytes == 41_472  # five of 8,192 and 512
+
+
+def test_a_prompt_with_a_window_multiplies_no_pair_beyond_it():
+    """1000 tokens of 8 heads of 64 numbers that see 100 keys each, the first ones fewer: 95,050 pairs instead of
+    500,500. All keys are read once."""
+    windowed, whole = (served_attention(1, 8, 2, 1000, 1000, 64, "bfloat16", most=most) for most in (100, 0))
+    assert windowed.total_flops == 4 * 8 * 64 * 95_050
+    assert windowed.launches[0].pairs == 95_050
+    assert whole.total_flops == 4 * 8 * 64 * 500_500
+    assert windowed.read_bytes == whole.read_bytes
