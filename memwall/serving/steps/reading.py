@@ -165,7 +165,10 @@ class Reader(CacheReader):
         apart: set[tuple[int, int]] = set()
         for op in products:
             fixed = self._split(self.graph.values[i] for i in op.inputs)[0]
-            value = next(value for value in reversed(fixed) if len(value.spec.shape) in (2, 3))  # biases come first
+            matrices = [value for value in fixed if len(value.spec.shape) in (2, 3)]
+            if not matrices:
+                continue
+            value = matrices[-1]  # biases come first
             spec, storage = value.spec, self.graph.storages[value.storage]
             if len(spec.shape) == 2:
                 spec = replace(spec, shape=(storage.nbytes // spec.nbytes, *spec.shape))
