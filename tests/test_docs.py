@@ -65,19 +65,33 @@ def test_the_comparison_can_fail():
             assert_shown(shown, printed)
 
 
-#: words and numbers of a paragraph, or of a bullet, at most: what has more belongs into a table
-MOST_WORDS, MOST_NUMBERS = 360, 50
+#: words of a bullet and of another paragraph, and numbers of both, at most: what has more belongs into a table
+MOST_WORDS, MOST_NUMBERS = {"- ": 60, "": 360}, 50
+PROSE = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+
+
+def paragraphs(page: Path) -> list[str]:
+    """The paragraphs and bullets of a page without its code and its tables."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    found = [part.strip() for part in re.split(r"\n(?=\s*\n|\s*- |\s*\|)", prose)]
+    return [part for part in found if not part.startswith("|")]
 
 
 @pytest.mark.defect("35")
-def test_no_paragraph_of_the_docs_is_a_table_in_disguise():
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.stem)
+def test_no_paragraph_of_the_docs_is_a_table_in_disguise(page):
     """A bullet of docs/accuracy.md had 613 words and 107 numbers, which nobody reads."""
-    for page in sorted(DOCS.glob("*.md")):
-        prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-        for paragraph in re.split(r"\n(?=\s*\n|\s*- |\s*\|)", prose):
-            if not paragraph.lstrip().startswith("|"):
-                words, numbers = len(paragraph.split()), len(re.findall(r"\b\d[\d,.]*", paragraph))
-                assert words <= MOST_WORDS and numbers <= MOST_NUMBERS, f"{page.name}: {paragraph.strip()[:60]}"
+    for paragraph in paragraphs(page):
+        words, numbers = len(paragraph.split()), len(re.findall(r"\b\d[\d,.]*", paragraph))
+        most = next(most for mark, most in MOST_WORDS.items() if paragraph.startswith(mark))
+        assert words <= most and numbers <= MOST_NUMBERS, f"{words} words, {numbers} numbers: {paragraph[:60]}"
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.stem)
+def test_sentences_name_what_they_speak_of(page):
+    """A noun stands where "those of" or "those that" would send the reader back to look for it."""
+    found = re.findall(r"\bthose (?:of|that|who|which|whose|in|on|with)\b[^.]{0,40}", page.read_text(encoding="utf-8"))
+    assert found == []
 
 
 (NET,) = re.findall(r"```python\n# net\.py\n(.*?)```", README, re.DOTALL)
