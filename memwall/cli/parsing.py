@@ -77,12 +77,13 @@ OPTION_GROUPS: Mapping[str, str] = {
     " concurrency rate burst context lengths turns think system-prompt prefix-hit trace trace-scale requests client"
     " global-batch image images video seconds no-grad assume real"
     " max-ops no-replay strict second-batch second-seq no-capture other-rank ncu hlo",
-    "Hardware": "gpu gpus machines clock host cluster price device",
+    "Hardware": "gpu gpus machines clock host cluster device",
+    "Cost": "price kwh pue grams-per-kwh busy spot",
     "How it runs": "policy cuda-graph attention what-if executor launch weights kv slo engine utilization"
     " utilization-of max-batch token-budget max-context whole-prompts eager captured draft draft-tokens accept"
     " closed-form mixed-prompts routing redundant straggler torch",
-    "Many GPUs": "parallel tp ep dp pp replicas route autoscale startup disaggregate world nodes rank scale state"
-    " no-overlap among",
+    "Many GPUs": "parallel tp ep dp pp replicas route failed autoscale startup disaggregate world nodes rank scale"
+    " state no-overlap among",
     "Kernels": "compile emit all alternatives",
     "Time, samples and processes": "samples rounds time-limit memory-limit no-check no-step strict-device accept-busy"
     " threads workers scheduler keep resume no-cache yes",

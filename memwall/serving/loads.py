@@ -103,8 +103,10 @@ def loads_of_model(model: Model, said: Any, asked: AskedLoads) -> AskedLoads:
 
 def fleet_of(said: Any) -> Fleet:
     """How many engines share a load, and which takes a request. Raises UsageError: no such number, route, or rule."""
+    if said.failed and said.disaggregate is not None:
+        raise UsageError("--failed with --disaggregate: give the numbers of engines that are left")
     if said.autoscale is None:
-        return Fleet(replicas=said.replicas, route=said.route)
+        return Fleet(replicas=said.replicas, route=said.route, failed=said.failed)
     least, most, requests = said.autoscale
     scale = Autoscale(least=least, most=most, requests=requests, **_given(startup_s=said.startup))
-    return Fleet(replicas=said.replicas, route=said.route, autoscale=scale)
+    return Fleet(replicas=said.replicas, route=said.route, autoscale=scale, failed=said.failed)

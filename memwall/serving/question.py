@@ -170,6 +170,9 @@ class ServerOptions(ModelOptions, total=False):
     route: Annotated[str, Option(
         "least-loaded", "Which replica takes a request: the one with the fewest, each in turn, or the one that has kept"
         " most of the prompt.", choices=("least-loaded", "round-robin", "prefix"), shown=True)]  # fmt: skip
+    failed: Annotated[int, Option(
+        0, "Replicas that are out, as one of their GPUs has failed: the others have all of the load. [default: 0]",
+        least=0, metavar="N", internal=True)]  # fmt: skip
     autoscale: Annotated[tuple[int, int, int] | None, Option(
         None, "From LOW to HIGH replicas, as many as have REQUESTS each, running or waiting.",
         metavar="LOW:HIGH:REQUESTS", internal=True)]  # fmt: skip
@@ -225,6 +228,7 @@ class ServeOptions(ServerOptions, LoadOptions, CostOptions, total=False):
             :data:`memwall.serving.simulation.trace_files.FORMATS`; ``trace_scale`` times as fast.
         replicas: engines that share the load; ``route`` says which takes a request: ``least-loaded``, ``round-robin``
             or ``prefix``.
+        failed: replicas that are out, with all of their GPUs.
         autoscale: the least and the most replicas, and the requests that one has, running or waiting; one that is
             started takes requests ``startup`` seconds later.
         draft: a smaller model that guesses ``draft_tokens`` tokens, of which each is accepted with probability

@@ -31,7 +31,7 @@ GIVEN = {
     "startup": "--startup 5", "route": "--route round-robin",
     "since": "--since 2026-01-03", "least": "--least 0.5", "runs": "--runs none",
     "kwh": "--kwh 0.1", "busy": "--busy 0.5", "pue": "--pue 1.2", "spot": "--spot 0.5", "straggler": "--straggler 0.8",
-    "routing": "--routing power-law:1.2",
+    "routing": "--routing power-law:1.2", "failed": "--failed 1",
 }  # fmt: skip
 _PICTURE = {"style": "without -o FILE that ends in .png", "figure": "without -o FILE that ends in .png"}
 _TRACING = "says how to trace a model"
@@ -101,10 +101,10 @@ ROWS = {
                  " straggler", {
         "accept": "without --draft", "style": _PICTURE["style"], "burst": "without --rate", "think": "without --turns",
         "trace-scale": "without --trace", "startup": "without --autoscale", "route": "of one engine",
-        "pue": "without --kwh", "spot": "without --price", "routing": "no experts",
+        "pue": "without --kwh", "spot": "without --price", "routing": "no experts", "failed": "none is left",
     }),
     "serve, at a rate": Row("serve LLAMA --rate 40 --turns 2 --replicas 2 --prompt 64 --generate 16",
-                            "burst think route", {"closed-form": "no closed form", "autoscale": "leave out"}),
+                            "burst think route failed", {"closed-form": "no closed form", "autoscale": "leave out"}),
     "gate": Row("gate net.py --limit time_s=1s", "host cuda-graph policy limit", {
         "optimizer": "in --mode inference", "device": "without --measured", "allow-new": "without a baseline",
     }),

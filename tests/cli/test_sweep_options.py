@@ -88,7 +88,7 @@ AXES = {
         "routing": "balanced,power-law:1.2 @mixtral", "straggler": "0.8,1",
         "redundant": "2,4 routing=power-law:1.2 tp=2 ep=2 @mixtral",
         "trace_scale": "1,2 trace=a.csv", "burst": "0,3 rate=2", "turns": "1,2", "think": "0,1 turns=2",
-        "system_prompt": "16,32", "requests": "10,20", "client": "0,30", "replicas": "1,2",
+        "system_prompt": "16,32", "requests": "10,20", "client": "0,30", "replicas": "1,2", "failed": "0,1 replicas=2",
         "route": "round-robin,prefix replicas=2", "autoscale": "1:2:4,1:3:4", "startup": "1,2 autoscale=1:2:4",
         "kwh": "0.1,0.2", "grams_per_kwh": "200,400", "pue": "1.2,1.5 kwh=0.1", "busy": "0.5,1", "spot": "0.4,0.5",
     },

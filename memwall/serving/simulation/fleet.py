@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memwall.core.errors import UsageError, unknown
+from memwall.core.units import counted
 from memwall.serving.simulation.scheduler import Request, Scheduler
 
 #: a router that looks for prefixes takes the engine with the longest one where that is more than the first share of the
@@ -66,11 +67,13 @@ class Autoscale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Engines that are alike: how many, or how many run when, and which takes a request: a key of :data:`ROUTES`."""
+    """Engines that are alike: how many, or how many run when, and which takes a request: a key of :data:`ROUTES`.
+    ``failed`` of the replicas are out from the begin, and nothing takes their place."""
 
     replicas: int = 1
     route: str = "least-loaded"
     autoscale: Autoscale | None = None
+    failed: int = 0
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
@@ -79,11 +82,23 @@ class Fleet:
             raise unknown("route", self.route, ROUTES)
         if self.autoscale is not None and self.replicas > 1:
             raise UsageError("autoscaling says how many replicas there are: leave out their number")
+        if self.failed and self.autoscale is not None:
+            raise UsageError(f"--failed {self.failed} with --autoscale: another replica would start in its place")
+        if not 0 <= self.failed < self.replicas:
+            raise UsageError(
+                f"--failed {self.failed} of {counted(self.replicas, 'engine')}: none is left to serve; an engine that"
+                " loses a GPU is out with all of its own, so give more --replicas"
+            )
 
     @property
     def most(self) -> int:
         """The most engines that run at a time."""
         return self.replicas if self.autoscale is None else self.autoscale.most
+
+    @property
+    def left(self) -> int:
+        """The most engines that take requests at a time."""
+        return self.most - self.failed
 
 
 #: one engine

@@ -98,7 +98,7 @@ class _PoolServer:
             self.pools = [Replicas(prompts, fleet), Replicas(decodes)]
         else:
             engine = Engine(steps, policy)
-            self.pools = [Replicas([Scheduler(engine) for _ in range(fleet.most)], fleet)]
+            self.pools = [Replicas([Scheduler(engine) for _ in range(fleet.left)], fleet)]
         self._schedulers = [scheduler for pool in self.pools for scheduler in pool.engines]
         #: (seconds, order, pool, request) of those on their way to a pool
         self._arrivals: list[tuple[float, int, int, Request]] = []

@@ -13,11 +13,15 @@ from memwall.hardware.cluster import cluster_of
 from memwall.hardware.lookup import load_gpu
 from memwall.ops.routing import BY_CHANCE, ExpertRouting, expected_active, loads_of, placement
 from memwall.serving.engines import check_layout
+from memwall.serving.simulation.fleet import Autoscale, Fleet
+from memwall.serving.simulation.requests import simulate_requests
 from memwall.serving.simulation.timing import GpuSteps
+from memwall.serving.simulation.workload import RequestLoad
 from memwall.serving.steps import EngineStep, Layout, ServedKernels
 from memwall.serving.steps.kernels import Collective, Experts, Product
 from memwall.serving.steps.routing import read_routing, routed
 from tests.unit.places import part_of, truth
+from tests.unit.serving.engines import Affine
 
 H100 = load_gpu("h100-sxm")
 MIXTURE = Experts(hidden=4096, inter=14336, count=8, top_k=2, gated=True, dtype="bfloat16")
@@ -192,6 +196,26 @@ def test_a_gpu_at_four_fifths_of_its_speed_makes_its_kernels_take_five_fourths()
     )
     assert slow["Product"] == pytest.approx(1.25 * whole["Product"])
     assert slow["Collective"] == whole["Collective"]
+
+
+def test_an_engine_that_is_out_leaves_its_load_to_the_others():
+    """Of two engines one is out: the requests have the times that one alone gives them."""
+    load = RequestLoad(concurrency=8)
+    one, left = (simulate_requests(Affine(), load, fleet=fleet) for fleet in (Fleet(), Fleet(replicas=2, failed=1)))
+    assert left.served == one.served
+
+
+@pytest.mark.parametrize(
+    ("fleet", "why"),
+    [
+        ({"failed": 1}, "--failed 1 of 1 engine: none is left to serve"),
+        ({"replicas": 3, "failed": 3}, "--failed 3 of 3 engines: none is left"),
+        ({"failed": 1, "autoscale": Autoscale(least=1, most=2, requests=8)}, "another replica would start"),
+    ],
+)
+def test_engines_that_cannot_be_out_are_refused(fleet, why):
+    with pytest.raises(UsageError, match=why):
+        Fleet(**fleet)
 
 
 def test_measured_layers_of_a_power_law_are_nearer_as_they_were_routed(tmp_path):
