@@ -122,7 +122,9 @@ WINGS: Mapping[str, Wing] = {
                 "what servers of a model do under load, their memory and their kernels",
             )
         },
-        parts={**_each("", "read_model serve"), **_each("question", "SearchOptions ServeOptions"),
+        parts={**_each("", "read_model serve"), **_each("question", "SearchOptions ServeOptions ServerOptions"),
+               **_each("command", "ServeCommand launched"), **_each("calibration", "calibrate_engine"),
+               **_each("calibration.page", "CalibrationReport"),
                **_each("search", "search"), **_each("search_page", "engines_page")},
     ),
     "training": Wing(

@@ -139,6 +139,11 @@ def load_engine(name: str | Path | EngineSpec) -> EngineSpec:
     return _packaged(name)
 
 
+def is_packaged(engine: EngineSpec) -> bool:
+    """Whether it is memwall's own, and no file of a user's."""
+    return engine.name.partition("@")[0] == engine.kernels
+
+
 def engine_host(name: str) -> EngineHost:
     """The CPU of an engine. Raises UsageError: as :func:`load_engine`."""
     return load_engine(name).host

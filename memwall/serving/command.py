@@ -62,7 +62,7 @@ class ServeCommand(Command):
         return super().parse_args(ctx, args)
 
 
-def _launched(target: str | None, asked: dict[str, Any]) -> dict[str, Any]:
+def launched(target: str | None, asked: dict[str, Any]) -> dict[str, Any]:
     """What is asked, with the command that starts the server, next to which only what the user said counts."""
     words, file = click.get_current_context().meta.get(_LAUNCH), asked.pop("launch")
     if words is not None and file is not None:
@@ -134,5 +134,5 @@ def command(
     if len(ways) > 1:
         raise UsageError(f"{' and '.join(ways)} say how requests come: give one")
     say = out.messages.progress
-    found = serve(target, progress=say, **options.given(gpu=gpus, price=prices, slo=slo, **_launched(target, asked)))
+    found = serve(target, progress=say, **options.given(gpu=gpus, price=prices, slo=slo, **launched(target, asked)))
     out.show(ServingReport(saved(found, what_ifs, levers=True, progress=say)))

@@ -21,7 +21,7 @@ from memwall.core.errors import UsageError
 from memwall.core.progress import counting
 from memwall.core.structure import above_0
 from memwall.core.units import counted, duration, percent
-from memwall.hardware.engine import ENGINES, load_engine
+from memwall.hardware.engine import ENGINES, is_packaged, load_engine
 from memwall.ops.quantised import pipe_of
 from memwall.perfmodel.roofline import LINK
 from memwall.serving.answer import Point, Serving
@@ -262,10 +262,10 @@ def _ways(point: Point) -> Iterator[_Way]:
     if layout.ep == 1 < layout.stage_gpus and any(isinstance(kernel, Experts) for kernel, _ in model.served.kernels):
         apart = partial(replace, asked, layout=replace(layout, ep=layout.stage_gpus))
         yield _Way("whole experts on each GPU", f"--ep {layout.stage_gpus}", "", apart)
-    for engine in ENGINES:
-        if engine != layout.engine:
-            other = partial(replace, asked, engine=load_engine(engine), layout=replace(layout, engine=engine))
-            yield _Way(f"the engine {engine}", f"--engine {engine}", "", other)
+    for spec in map(load_engine, ENGINES if is_packaged(asked.engine) else ()):
+        if (spec.kernels, spec.version) != (asked.engine.kernels, asked.engine.version):
+            other = partial(replace, asked, engine=spec, layout=replace(layout, engine=spec.kernels))
+            yield _Way(f"the engine {spec.name}", f"--engine {spec.name}", "", other)
     if asked.guess is None and model.guesses:
         own = own_guess(model)
         yield _Way(f"a draft by {own}", f"--draft {OWN}", "", partial(replace, asked, guess=own))

@@ -68,7 +68,7 @@ def serve(
         UsageError: as :func:`read_model`; a name, number or objective is wrong, or no point keeps the objectives; or as
             :func:`~memwall.serving.launch.read_launch`, or an option says what a flag says, and otherwise.
     """
-    target, line = _launched(target, launch)
+    target, line = target_of(target, launch)
     said = filled(ServeOptions, server if line is None else line.merged(server))
     check_engine(said, said.kv)
     gpus = load_gpus([gpu] if isinstance(gpu, (str, Gpu)) else gpu)
@@ -102,7 +102,7 @@ def serve(
     )
 
 
-def _launched(
+def target_of(
     target: str | Path | Model | None, launch: str | Path | Sequence[str] | None
 ) -> tuple[str | Path | Model, ServerLaunch | None]:
     """The target, and the command line that was read. Raises UsageError: neither is given, or as ``read_launch``."""
@@ -204,6 +204,19 @@ def steps_of(model: Model, gpu: Gpu, tp: int = 1, **engine: Unpack[EngineLayout]
     layout = Layout(tp=tp, ep=said.ep, dp=said.dp, pp=said.pp, kv=CACHES[said.kv], engine=spec.kernels)
     steps = steps_in(with_routing(model, said), gpu, stored_in(layout, model), spec, said.cluster)
     return replace(steps, utilization=said.utilization, straggler=said.straggler)
+
+
+def asked_engine(target: str | Path, gpu: Gpu, said: Any, tokens: int) -> AskedEngine:
+    """One engine of a server that ``said`` says, for sequences of so many tokens. Raises UsageError: as :func:`serve`,
+    or the model has an encoder in front."""
+    check_engine(said, said.kv)
+    read = partial(read_model, dtype=said.dtype, tokens=tokens)
+    model = with_routing(read(target, weights=said.weights), said)
+    if model.encoder is not None:
+        raise UsageError(f"{model.name} has an encoder in front: a result does not say what that read")
+    guess = None if said.draft is None else _guess(model, said.draft, read, said.draft_tokens, said.accept)
+    (asked,) = _engines(model, [gpu], {}, said, guess)
+    return asked
 
 
 def with_routing(model: Model, said: Any) -> Model:

@@ -207,7 +207,7 @@ class _EngineSearch:
             largest_batch(steps, asked)
         except UsageError:
             return "weights and the cache of one request do not fit"
-        least = _least(steps, self.prompt, self.said.generate)
+        least = least_times(steps, self.prompt, self.said.generate)
         for limit in self.limits:
             value = least.get(_stem(limit.quantity.name))
             if value is not None and not limit.holds(value):
@@ -242,9 +242,9 @@ def _stem(name: str) -> str:
     return next((stem for stem in ("ttft", "tpot", "e2e") if name.startswith(stem)), name)
 
 
-def _least(steps: GpuSteps, prompt: int, generate: int) -> dict[str, float]:
+def least_times(steps: GpuSteps, prompt: int, generate: int, sequences: int = 1) -> dict[str, float]:
     """By quantity what no request beats."""
-    step_s, each = _least_step_s(steps, 1), steps.each(EngineStep(0, 0, ((prompt, 0),)))
+    step_s, each = _least_step_s(steps, sequences), steps.each(EngineStep(0, 0, ((prompt, 0),)))
     flops_s = sum(
         n * peak_compute_s(kernel.cost(own, steps.layout), steps.gpu.fastest())
         for kernel, n, own in each

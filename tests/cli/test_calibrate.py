@@ -11,7 +11,9 @@ from memwall.hardware.host import load_host
 from memwall.hardware.lookup import load_gpu
 from tests.unit.bench import test_calibrate_host as host
 from tests.unit.bench.test_calibrate import ANSWER, quantities
+from tests.unit.configs import SHORT_LLAMA, target_of
 from tests.unit.places import ROOT
+from tests.unit.serving.bench_results import VLLM, written
 
 
 @pytest.fixture
@@ -124,3 +126,64 @@ def test_this_machine_for_real(run, tmp_path, monkeypatch):
     assert gpu.peak(Pipe("tensor", "float64")) < gpu.peak(Pipe("tensor", "float32"))
     assert gpu.cpu.elements_per_s["tanh"] < gpu.peak(Pipe("vector", "float32"))
     assert "--accept-busy" in path.read_text()
+
+
+# -- an engine ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A model, and the result of a server of it that is slower than modeled."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("scipy", reason="scipy is not installed")
+    return target_of(tmp_path / "llama", SHORT_LLAMA), written(tmp_path / "r.json", VLLM)
+
+
+def test_an_engine_is_fitted_shown_and_taken_by_serve(run, server, tmp_path):
+    target, result = server
+    path = tmp_path / "engine.toml"
+    found = run("calibrate", target, "--engine", result, result, "--base", "vllm@0.12", "-o", str(path))
+    assert found.code == 0, found.err
+    assert "vLLM 0.12 as measured: org/model on h100-sxm" in found.out and "held: 2 runs of different" in found.out
+    assert f"use it as --engine {path}" in found.err
+    served = run("serve", target, "--engine", str(path), "--concurrency", "8", "--json")
+    assert served.code == 0 and f'"engine": "{path}"' in served.out
+
+
+def test_the_server_may_be_said_by_its_command(run, server, tmp_path):
+    target, result = server
+    folder = target.removeprefix("hf:")
+    found = run("calibrate", "--engine", result, "-o", str(tmp_path / "e.toml"), "--", "vllm", "serve", folder)
+    assert found.code == 0, found.err
+
+
+def test_by_itself_an_engine_goes_to_the_cache(run, server, tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path / "cache"))
+    target, result = server
+    assert run("calibrate", target, "--engine", result, "-q").code == 0
+    assert (tmp_path / "cache" / "engine.toml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--engine", "r.json"), "name a TARGET, or the command of a server"),
+        (("hf:x", "--engine", "r.json", "--device", "host"), "--device has no effect with --engine"),
+        (("--tp", "2"), "--tp has no effect without --engine"),
+        (("hf:x",), "hf:x: what a server is calibrated with goes with --engine RESULT"),
+        (("hf:x", "hf:y", "--engine", "r.json"), "hf:x and hf:y: one server is calibrated"),
+        (("hf:x", "--engine", "nowhere.json"), "no such file: nowhere.json"),
+        (("hf:x", "--engine", "r.json", "-o", "mine.json"), "the name of a spec ends in .toml"),
+        (("hf:x", "--engine", "r.json", "-o", "nowhere/mine.toml"), "there is no folder nowhere"),
+    ],
+)
+def test_what_an_engine_is_not_calibrated_with_is_one_line(run, words, said):
+    result = run("calibrate", *words)
+    assert result.code == 2 and said in result.err and len(result.err.splitlines()) == 1
+
+
+def test_nothing_is_written_where_no_run_is_left(run, server, tmp_path):
+    target, _ = server
+    wrong = written(tmp_path / "wrong.json", {**VLLM, "mean_tpot_ms": 1e-3})
+    result = run("calibrate", target, "--engine", wrong, "-o", str(tmp_path / "engine.toml"))
+    assert result.code == 2 and "no run is left" in result.err and not (tmp_path / "engine.toml").exists()

@@ -89,9 +89,9 @@ def _in_words(words: tuple[str, ...], variables: Mapping[str, str] | None = None
     image, at = _image_in(words)
     found = _start_in(words)
     if found is not None:
-        yield FoundCommand(found[0], words[found[1] :], known, _version(image))
+        yield FoundCommand(found[0], words[found[1] :], known, version_of(image))
     elif image and (line := _line_of_image(image)) and line.image[1]:
-        yield FoundCommand(line, words[at + 1 :], known, _version(image))
+        yield FoundCommand(line, words[at + 1 :], known, version_of(image))
 
 
 def _start_in(words: Sequence[str]) -> tuple[EngineLine, int] | None:
@@ -123,7 +123,7 @@ def _line_of_image(image: str) -> EngineLine | None:
     return next((line for line in LINES.values() if is_image and line.image[0] in path.lower()), None)
 
 
-def _version(image: str) -> str:
+def version_of(image: str) -> str:
     """``0.11.0`` of ``vllm/vllm-openai:v0.11.0``; empty where the tag is no version."""
     found = re.match(r"v?(\d+(?:\.\d+)+\S*)", image.rpartition("/")[2].partition("@")[0].partition(":")[2])
     return found[1] if found else ""
@@ -297,4 +297,4 @@ def _of_container(
     if not found and line and line.image[1] and not has_entry:
         found = [FoundCommand(line, tuple(words), dict(variables))]
     for each in found:
-        yield FoundCommand(each.line, each.words, each.variables, each.version or _version(image), each.files)
+        yield FoundCommand(each.line, each.words, each.variables, each.version or version_of(image), each.files)

@@ -123,13 +123,13 @@ def read_launch(launch: str | Path | Sequence[str], target: str | None = None) -
         options["weights"] = _weights(said["weights"], target or (_target(model) if model else ""))
     if options.get("draft") not in (None, "mtp"):
         options["draft"] = _target(options["draft"])
-    engine = _engine(line.engine, command.version)
+    engine = engine_of_version(line.engine, command.version)
     options = {"engine": engine, **{name: value for name, value in options.items() if value is not None}}
     shown = tuple(_in_the_end(name, each, options, left) for name, each in flags if name != "model")
     return ServerLaunch(engine=line.engine, model=model, version=command.version, options=options, flags=shown)
 
 
-def _engine(name: str, version: str) -> str:
+def engine_of_version(name: str, version: str) -> str:
     """The engine of the version of an image, where memwall knows that; else the newest."""
     found = re.match(r"\d+(\.\d+)*", version)
     try:
