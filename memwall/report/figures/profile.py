@@ -122,8 +122,8 @@ def _eager_place(policies: PolicySet, row: KernelRow, kernels: Sequence[Estimate
 
 
 def roofline_since(before: Profile, old: Schedule, after: Profile, new: Schedule) -> Chart:
-    """The kernels of a simulation, each with an arrow from where the kernel of its name, module and phase was in another
-    one."""
+    """The kernels of a simulation, each with an arrow from where the kernel of its name, module and phase was in
+    another one."""
     places = {
         (row.name, row.module, row.phase): (row.arithmetic_intensity, row.attained_flop_per_s)
         for row, _ in rows_and_kernels(before, old)
