@@ -143,10 +143,9 @@ def _uneven(points: Sequence[Point]) -> list[str]:
     """What the slowest GPU of each engine does more than others, in a decode step under its last load."""
     found = []
     for point in {point.name: point for point in points}.values():
-        if fleet := point.asked.fleet.failed and point.asked.fleet:
-            found.append(
-                f"{point.name}: {fleet.left} of {fleet.replicas} engines have all of the load, the others are out"
-            )
+        fleet = point.asked.fleet
+        if fleet.failed:
+            found.append(f"{point.name}: {fleet.left} of {counted(fleet.replicas, 'engine')} have all of the load")
         if point.steps.straggler < 1:
             found.append(f"{point.name}: others wait for a GPU at {point.steps.straggler:.0%} of its speed")
         mixed = [kernel for kernel, _ in point.steps.served.kernels if isinstance(kernel, Experts)]
