@@ -11,19 +11,25 @@ from typing import TYPE_CHECKING, Any
 from memwall.core.version import __version__
 
 if TYPE_CHECKING:
+    from memwall.analysis.communication import comm
     from memwall.bounding.run import bound
     from memwall.core.errors import MemwallError
     from memwall.core.graph import Pipe
     from memwall.frontend.targets import Workload
     from memwall.frontend.targets.inputs import on_host
+    from memwall.fuse.run import fuse
+    from memwall.gate.run import gate
     from memwall.hardware.lookup import Gpu, load_gpu
     from memwall.ops import Call, Cost, register_cost
     from memwall.pipeline import profile, trace
     from memwall.record.profile import Profile
     from memwall.serving import serve
+    from memwall.serving.search import search
     from memwall.sweeping.compare import compare
     from memwall.sweeping.comparison import Comparison
     from memwall.sweeping.run import sweep
+    from memwall.training.run import parallel
+    from memwall.training.search import search_layouts
 
 __all__ = [
     "Call",
@@ -36,12 +42,17 @@ __all__ = [
     "Workload",
     "__version__",
     "bound",
+    "comm",
     "compare",
+    "fuse",
+    "gate",
     "load_gpu",
     "on_host",
     "parallel",
     "profile",
     "register_cost",
+    "search",
+    "search_layouts",
     "serve",
     "sweep",
     "trace",
@@ -58,12 +69,17 @@ _HOMES = {
     "Profile": "memwall.record.profile",
     "Workload": "memwall.frontend.targets",
     "bound": "memwall.bounding.run",
+    "comm": "memwall.analysis.communication",
     "compare": "memwall.sweeping.compare",
+    "fuse": "memwall.fuse.run",
+    "gate": "memwall.gate.run",
     "load_gpu": "memwall.hardware.lookup",
     "on_host": "memwall.frontend.targets.inputs",
     "parallel": "memwall.training.run",
     "profile": "memwall.pipeline",
     "register_cost": "memwall.ops",
+    "search": "memwall.serving.search",
+    "search_layouts": "memwall.training.search",
     "serve": "memwall.serving",
     "sweep": "memwall.sweeping.run",
     "trace": "memwall.pipeline",

@@ -72,7 +72,7 @@ WINGS: Mapping[str, Wing] = {
             "fusion": ("run.SavedFusion", "what fusion wins: policies, groups, refusals, missed fusions, capture")
         },
         commands={"fuse": "command"},
-        pages={"SavedFusion": "record_page.FusionRecordReport"},
+        pages={"SavedFusion": "record_page.FusionRecordReport", "FusedProfile": "page.FusedReport"},
     ),
     "traces": Wing(
         about="what a profiler of PyTorch or XLA recorded, next to the model",
@@ -100,6 +100,7 @@ WINGS: Mapping[str, Wing] = {
         },
         commands={"measure": "measure_command", "drift": "drift_command", "calibrate": "calibrate_command",
                   "accuracy": "accuracy_command"},
+        pages={"Scored": "accuracy.page.AccuracyReport"},
         parts={**_each("ab", "Rules Side run_ab"), **_each("device", "RUN_OPTIONS"),
                **_each("drift.runs", "read_runs workload_key")},
     ),
@@ -107,6 +108,7 @@ WINGS: Mapping[str, Wing] = {
         about="limits on figures of workloads, for CI",
         records={"history": ("history.HistoryRow", "one workload's figures at one commit: a line of a history")},
         commands={"gate": "command"},
+        pages={"GateResult": "page.GateReport"},
         parts={**_each("history", "read"), **_each("history_page", "HistoryReport")},
     ),
     "serving": Wing(
@@ -114,7 +116,8 @@ WINGS: Mapping[str, Wing] = {
         commands={"serve": "command"},
         policies={"server": "steps.plan.server_plan"},
         points={"decode": "kinds.DECODE", "serve": "kinds.SERVE"},
-        pages={"SavedServing": "page.ServingReport"},
+        pages={"SavedServing": "page.ServingReport", "Serving": "page.serving_page",
+               "Found": "search_page.engines_page"},
         questions={"serve": "question.ServeOptions"},
         records={
             "serving": (
@@ -130,6 +133,7 @@ WINGS: Mapping[str, Wing] = {
     "training": Wing(
         about="a training step under a layout of many GPUs",
         points={"training": "kinds.TRAINING"},
+        pages={"Training": "page.TrainingReport", "Layouts": "search_page.layouts_page"},
         questions={"parallel": "question.Job", "layout": "layout.Parallelism"},
         parts={**_each("command", "profile_parallel"), **_each("search", "search_layouts"),
                **_each("search_page", "layouts_page"), **_each("question", "LayoutSearch StateOptions")},

@@ -317,16 +317,17 @@ def test_a_command_that_is_none_is_found():
             parsed(line)
 
 
-def test_the_tutorials_python_prints_what_it_shows(tutorial):
+@pytest.mark.parametrize(("page", "least"), [("tutorial.md", 6), ("python.md", 4)])
+def test_the_python_of_a_page_prints_what_it_shows(tutorial, page, least):
     """All blocks in one interpreter, a mark printed behind each."""
-    found = blocks("tutorial.md")
+    found = blocks(page)
     pieces, expected = [], []
     for i, (language, rest, text) in enumerate(found):
         if language == "python" and "title=" not in rest:
             follows = found[i + 1] if i + 1 < len(found) else ("", "", "")
             pieces.append(text)
             expected.append(follows[2] if follows[0] == "text" else "")
-    assert len(pieces) >= 6
+    assert len(pieces) >= least
     code = "\nprint('=' * 40)\n".join(pieces)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **ENVIRONMENT, "MPLCONFIGDIR": str(tutorial / "matplotlib")}
     done = subprocess.run([sys.executable, "-"], input=code, cwd=tutorial, env=environment, capture_output=True,

@@ -1,5 +1,6 @@
 """The package: public names, versions, and that it runs from a checkout, a wheel and an editable install alike."""
 
+import inspect
 import os
 import re
 import shutil
@@ -19,9 +20,12 @@ from tests.unit.places import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
-PUBLIC = {"bound",
-    "profile", "compare", "Workload", "Profile", "Comparison", "load_gpu", "on_host", "Gpu", "register_cost", "Cost",
-    "Call", "Pipe", "MemwallError", "parallel", "serve", "sweep", "trace", "__version__",
+FUNCTIONS = {
+    "bound", "comm", "compare", "fuse", "gate", "load_gpu", "on_host", "parallel", "profile", "register_cost", "search",
+    "search_layouts", "serve", "sweep", "trace",
+}  # fmt: skip
+PUBLIC = FUNCTIONS | {
+    "Call", "Comparison", "Cost", "Gpu", "MemwallError", "Pipe", "Profile", "Workload", "__version__",
 }  # fmt: skip
 
 
@@ -60,6 +64,15 @@ def test_profile_and_compare_are_functions_whatever_was_imported(code):
 def test_no_module_stands_in_the_way_of_a_public_name():
     modules = {path.stem for path in (ROOT / "memwall").iterdir()}
     assert not PUBLIC & modules
+
+
+def test_a_function_says_its_options_to_an_editor():
+    """They are keywords of typed dictionaries, which ``inspect.signature`` did not have."""
+    for name, option in {"profile": "batch", "fuse": "mode", "bound": "measured", "serve": "concurrency",
+                         "search": "weights", "search_layouts": "cluster", "parallel": "seq", "comm": "library",
+                         "sweep": "where"}.items():  # fmt: skip
+        parameter = inspect.signature(getattr(memwall, name)).parameters[option]
+        assert parameter.kind is parameter.KEYWORD_ONLY and parameter.annotation is not parameter.empty, name
 
 
 def test_the_version_stands_in_one_place():
@@ -114,8 +127,9 @@ def test_the_distribution_has_a_name_of_its_own_and_every_hint_says_it():
 
 
 def test_the_public_functions_are_typed():
-    for function in (memwall.profile, memwall.compare, memwall.load_gpu, memwall.register_cost):
-        assert "return" in typing.cast("typing.Any", function).__annotations__
+    for name in FUNCTIONS:
+        function = inspect.unwrap(typing.cast("typing.Any", getattr(memwall, name)))
+        assert "return" in function.__annotations__, name
     assert (ROOT / "memwall" / "py.typed").is_file()
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Unpack
 
 from memwall.core.errors import UsageError
+from memwall.core.question import signature_of
 from memwall.core.ranks import ranks_text
+from memwall.core.views import ShownResult
+from memwall.hardware.cluster import load_cluster
 from memwall.hardware.links import Cluster
 from memwall.ops.collective import receives
 from memwall.ops.launches import Message
@@ -59,22 +63,49 @@ class CommRow:
         return f"{self.found.algorithm} {self.found.protocol}".strip()
 
 
-def sweep(
-    cluster: Cluster, ops: Iterable[str], workers: int, least: int, most: int, **how: Unpack[CollectiveOptions]
-) -> list[CommRow]:
-    """Each op with messages of ``least`` bytes, and twice as many up to ``most``.
+@dataclass(frozen=True)
+class CollectiveTimes(ShownResult):
+    """Collectives between GPUs of a cluster, by op and size."""
+
+    cluster: Cluster
+    rows: tuple[CommRow, ...]
+
+
+@signature_of(CollectiveOptions)
+def comm(
+    cluster: str | Path | Cluster,
+    op: str | Iterable[str] = "all_reduce",
+    *,
+    gpus: int | None = None,
+    least: int = 1 << 10,
+    most: int = 1 << 30,
+    **how: Unpack[CollectiveOptions],
+) -> CollectiveTimes:
+    """How long collectives take between the GPUs of a cluster, with messages of ``least`` bytes, and twice as many up
+    to ``most``.
+
+    Args:
+        cluster: its name or the path of a TOML file.
+        op: one or several of ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``broadcast`` and
+            ``send_recv``.
+        gpus: those that take part; None: the GPUs of a node.
+        least, most: bytes, as nccl-tests define sizes.
 
     Raises:
         UsageError: as :func:`memwall.perfmodel.collectives.collective_s`, or no size is asked for.
     """
+    joined = load_cluster(cluster)
+    workers = joined.gpus_per_node if gpus is None else gpus
+    ops = (op,) if isinstance(op, str) else op
     if least > most:
         raise UsageError(f"the smallest message, {least:,} bytes, is larger than the largest, {most:,} bytes")
     sizes = [least << i for i in range((most // least).bit_length())]
-    return [
-        CommRow(op, nbytes, workers, collective_s(op, nbytes, workers, cluster, **how))
-        for op in dict.fromkeys(ops)
+    rows = [
+        CommRow(name, nbytes, workers, collective_s(name, nbytes, workers, joined, **how))
+        for name in dict.fromkeys(ops)
         for nbytes in sizes
     ]
+    return CollectiveTimes(joined, tuple(rows))
 
 
 def sent_bytes(profile: Profile, schedule: Schedule) -> float:

@@ -13,7 +13,7 @@ from memwall.core.errors import UsageError
 from memwall.core.files import read_json
 from memwall.core.structure import BadRecord, check_schema, read, write
 from memwall.core.version import __version__
-from memwall.core.views import view
+from memwall.core.views import ShownResult
 
 _FAMILY, _VERSION = "memwall.bound", 1
 SCHEMA = f"{_FAMILY}/{_VERSION}"
@@ -104,7 +104,7 @@ class KernelBound:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelBounds:
+class KernelBounds(ShownResult):
     """``memwall.bound/1``: what was asked, and an answer for each GPU."""
 
     schema: str = SCHEMA
@@ -137,11 +137,6 @@ class KernelBounds:
     def to_json(self) -> str:
         """The record as text."""
         return json.dumps(self.to_dict(), indent=1) + "\n"
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows of the answers."""
-        text: str = view("bounding.page.bounds_fragment", self)
-        return text
 
 
 def sol_score(time_s: float, baseline_s: float, bound_s: float) -> float:

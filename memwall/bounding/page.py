@@ -10,9 +10,7 @@ import memwall.report.columns as col
 from memwall.bounding.answer import BoundRun, KernelBound, KernelBounds
 from memwall.core.units import bandwidth, duration, flop_rate, flops, intensity, percent, size
 from memwall.report.document import Block, Document, Section, Sentence, Table, known_facts
-from memwall.report.html import section_html
 from memwall.report.kinds import Report
-from memwall.report.notebook import fragment
 
 #: what a run is called
 _NAMES = {"eager": "libraries, op by op", "inductor": "torch.compile", "memwall": "fused by memwall"}
@@ -46,12 +44,6 @@ class BoundReport(Report):
 
     def rows(self) -> tuple[tuple[str, ...], Iterable[tuple[Any, ...]]]:
         return _COLUMNS, (tuple(getattr(answer, name) for name in _COLUMNS) for answer in self.found.answers)
-
-
-def bounds_fragment(found: KernelBounds) -> str:
-    """The answers as HTML of a notebook."""
-    document = BoundReport(found).document("html")
-    return fragment(document.title, [section_html(each) for each in document.whole if isinstance(each, Section)])
 
 
 def _blocks(answer: KernelBound, kind: str) -> list[Block]:

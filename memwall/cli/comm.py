@@ -7,12 +7,11 @@ from typing import Any
 
 import click
 
-from memwall.analysis.communication import sweep
+from memwall.analysis.communication import comm
 from memwall.cli import options
 from memwall.cli.output import Out
 from memwall.cli.parsing import Command, SeveralOption
 from memwall.core.errors import UsageError
-from memwall.hardware.cluster import load_cluster
 from memwall.perfmodel.collectives import CollectiveOptions
 
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
@@ -57,6 +56,4 @@ def command(out: Out, cluster: str, ops: tuple[str, ...], gpus: int | None, leas
     from memwall.report.pages.clusters import CommReport
 
     out.plan(CommReport)
-    found = load_cluster(cluster)
-    rows = sweep(found, ops or ("all_reduce",), found.gpus_per_node if gpus is None else gpus, least, most, **how)
-    out.show(CommReport(found, rows))
+    out.show(CommReport(comm(cluster, ops or "all_reduce", gpus=gpus, least=least, most=most, **how)))

@@ -10,6 +10,17 @@ from importlib import import_module
 from typing import Any
 
 
+class ShownResult:
+    """A result that a notebook shows by its page (:func:`memwall.report.kinds.report_of`)."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        text: str = view("report.notebook.result_fragment", self)
+        return text
+
+
 def view(name: str, *args: Any, **options: Any) -> Any:
     """The view of a record, its first argument: a function by its place, ``report.notebook.profile_frame``."""
     module, _, function = name.rpartition(".")

@@ -120,6 +120,7 @@ def _read(
 
 def _traced(model: ModelTarget, sizes: dict[str, int], captured: bool) -> FuseInputs:
     """A model, traced and captured."""
+    from memwall.fuse.run import not_captured
     from memwall.fusion.repeats import MOST_UNASKED, distinct_ops
 
     with running(model.target, model.messages):
@@ -127,8 +128,7 @@ def _traced(model: ModelTarget, sizes: dict[str, int], captured: bool) -> FuseIn
     profile = model.profile(workload)
     count = distinct_ops(profile.graph)
     if not captured or count > MOST_UNASKED:
-        note = f"no capture: TorchDynamo would take {count:,} ops one by one"
-        return FuseInputs(profile, (note,) * captured, model)
+        return FuseInputs(profile, (not_captured(count),) * captured, model)
     return FuseInputs(model.with_capture(profile, workload, sizes), (), model)
 
 
@@ -142,10 +142,10 @@ def _fused(
 ) -> FusedProfile:
     """What fusion wins on it, and other forms of the model where asked for."""
     from memwall.fuse.rewrites import alternatives
-    from memwall.fuse.run import fuse, with_op_counts
+    from memwall.fuse.run import fused, with_op_counts
 
     with running(made.profile.workload.target, messages):
-        found = fuse(
+        found = fused(
             made.profile,
             policies,
             changes=changes,

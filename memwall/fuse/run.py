@@ -7,20 +7,22 @@ and the capture, which needs the model and comes with the profile.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from memwall.analysis.savings import Missed, PolicyRow, PolicySet, Saving, group_savings, missed_fusions, policy_sets
 from memwall.analysis.table import summed
-from memwall.analysis.whatif import Change, Outcome, what_if
+from memwall.analysis.whatif import Change, Outcome, parse_change, what_if
 from memwall.core.errors import MemwallError, UsageError
 from memwall.core.graph import Graph
+from memwall.core.question import completed, signature_of
 from memwall.core.structure import finite, write
 from memwall.core.units import few
 from memwall.core.version import __version__
+from memwall.core.views import ShownResult
 from memwall.fuse.breaks import BreakPrices, Cut, is_broken, planned, price_breaks
 from memwall.fuse.plan_diff import PlanDiff, plan_diff
 from memwall.fuse.rewrites import Family
@@ -28,9 +30,12 @@ from memwall.fusion import COMPILED, Plan, why_not
 from memwall.fusion.repeats import MOST_UNASKED, distinct_ops
 from memwall.hardware.lookup import Gpu
 from memwall.ops.registry import is_users_own
+from memwall.pipeline import Names, asked_gpus, profile, resimulate, with_capture
 from memwall.record.capture import Break, Capture, carry, place_before
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule
+from memwall.step import Step
+from memwall.subjects import workload_of
 from memwall.wings import part
 
 if TYPE_CHECKING:
@@ -86,7 +91,7 @@ class SavedFusion:
 
 
 @dataclass(frozen=True)
-class FusedProfile:
+class FusedProfile(ShownResult):
     """A profile simulated under every policy on every GPU, with its fusion analysis. ``prices`` of the breaks,
     ``lowered``, ``plan_diffs`` (memwall's plan with Inductor's) and ``compiled`` (generated kernels) are by GPU.
     ``notes`` say what is missing and why."""
@@ -144,7 +149,58 @@ def refused_by_rule(plan: Plan) -> tuple[Refused, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.saved_s, row.rule)))
 
 
+@signature_of(Step)
 def fuse(
+    target: Any,
+    inputs: Any = None,
+    *,
+    gpu: Names | None = None,
+    policy: str | Iterable[str] = (),
+    what_ifs: Iterable[str] = (),
+    progress: Say = lambda message: None,
+    **step: Unpack[Step],
+) -> FusedProfile:
+    """What fusion would win for a model, what it misses and why; of a model, not of a saved profile, also where
+    TorchDynamo breaks its graph and what that costs.
+
+    Args:
+        target: a module or a function with its ``inputs``, a target as on the command line, or a ``Profile``.
+        inputs: as for :func:`memwall.profile`.
+        gpu: names, specs or paths to specs; one or a list. None: a profile's own, else ``h100-sxm``.
+        policy: those to plan, in addition to eager; none named: ``inductor`` (where Triton is installed), ``memwall``
+            and ``ideal``.
+        what_ifs: changes, as ``--what-if`` takes them.
+        progress: called with one-line messages.
+
+    Raises:
+        UsageError: as :func:`memwall.profile`, or a policy or a change is wrong.
+        MissingError: ``inductor`` was named and is not available.
+    """
+    changes = [parse_change(text) for text in what_ifs]
+    policies = (policy,) if isinstance(policy, str) else tuple(policy)
+    notes: tuple[str, ...] = ()
+    if isinstance(target, Profile):
+        if step:
+            raise UsageError(f"{next(iter(step))} says how to trace, and {target.workload.name} is traced already")
+        made = target if gpu is None else resimulate(target, asked_gpus(gpu))
+        return fused(made, policies, changes=changes, say=progress)
+    made = profile(target, inputs, gpu=gpu, progress=progress, **step)
+    count = distinct_ops(made.graph)
+    if made.of_torch and count > MOST_UNASKED:
+        notes = (not_captured(count),)
+    elif made.of_torch:
+        progress(f"tracing {made.workload.name} under TorchDynamo")
+        made = with_capture(made, workload_of(target, completed(Step, step), made.gpus[0], inputs), step)
+    found = fused(made, policies, changes=changes, say=progress)
+    return replace(found, notes=(*found.notes, *notes))
+
+
+def not_captured(count: int) -> str:
+    """Why a model of so many distinct ops is not captured."""
+    return f"no capture: TorchDynamo would take {count:,} ops one by one"
+
+
+def fused(
     profile: Profile,
     policies: Sequence[str] = (),
     *,

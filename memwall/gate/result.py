@@ -13,6 +13,7 @@ from typing import Any
 from memwall.analysis.quantities import LIMITS
 from memwall.core.structure import write
 from memwall.core.version import __version__
+from memwall.core.views import ShownResult
 from memwall.gate.diff import Cause
 
 SCHEMA = "memwall.gate/1"
@@ -78,7 +79,7 @@ class Baseline:
 
 
 @dataclass(frozen=True)
-class GateResult:
+class GateResult(ShownResult):
     """All checks of one run, in the order of the configuration."""
 
     checks: tuple[Check, ...]

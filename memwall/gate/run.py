@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,12 @@ from memwall.gate.config import APART, GateConfig, GatedWorkload
 from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.first import others_below
 from memwall.gate.question import GateOptions
+from memwall.gate.reading import base_of, configuration, selected
 from memwall.gate.recorded import RunEvidence
 from memwall.gate.result import Baseline, Check, GateResult, Problem
 from memwall.gate.tracing import TraceJob, TraceOutcome, Tracers, Tree, differ, profile_both, repeated
+from memwall.hardware.lookup import Gpu, load_gpus
+from memwall.pipeline import Names
 from memwall.record.profile import Profile
 from memwall.wings import part
 
@@ -58,6 +61,38 @@ class GateRun:
     #: workloads whose head could not be profiled
     failed: frozenset[str] = frozenset()
     evidence: RunEvidence = field(default_factory=RunEvidence)
+
+
+def gate(
+    targets: str | Path | Iterable[str | Path] = (),
+    *,
+    limits: Iterable[str] = (),
+    config: str | Path | None = None,
+    baseline: str | Path | None = None,
+    baseline_ref: str | None = None,
+    gpu: Names = (),
+) -> GateResult:
+    """Compare workloads with limits and a baseline, as ``memwall gate`` does.
+
+    Args:
+        targets: files, saved profiles, or names of workloads of the configuration; none: all that it has.
+        limits: such as ``"time_s=3.2 ms"`` or ``"dram_bytes=+2%"``.
+        config: the TOML file with the limits; None: ``memwall.toml`` or ``pyproject.toml`` of this folder or one above.
+        baseline: a saved profile, or a folder with one for each workload.
+        baseline_ref: a commit, branch or tag in its place.
+        gpu: names, specs or paths to specs; one or a list. None: the configuration's, else ``h100-sxm``.
+
+    Returns:
+        The checks; ``verdict`` is ``pass``, ``fail`` or ``inconclusive``.
+
+    Raises:
+        UsageError: as :func:`run_gate`, or a target, a limit or the configuration is wrong.
+    """
+    asked = GateOptions(baseline=None if baseline is None else str(baseline), baseline_ref=baseline_ref)
+    whole = configuration(None if config is None else str(config), tuple(limits))
+    named = [str(each) for each in ((targets,) if isinstance(targets, (str, Path)) else targets)]
+    gpus = load_gpus([gpu] if isinstance(gpu, (str, Gpu)) else gpu)
+    return run_gate(whole, selected(whole, named, gpus, ()), base_of(whole, asked), asked).result
 
 
 def run_gate(

@@ -100,13 +100,16 @@ _WRITERS: Mapping[str, Callable[[Report], str | bytes | Iterable[str]]] = {
 _ESCAPED = ("json", "trace.json")
 
 
+#: class of a result of the analyzer -> its page
+_PAGES = {"Profile": "profile.ProfileReport", "CollectiveTimes": "clusters.CommReport"}
+
+
 def report_of(result: str) -> type[Report]:
     """The page of a class of results. Raises KeyError: it has none."""
     found: Any = page_of(result)
-    if found is None and result == "Profile":
-        found = import_module("memwall.report.pages.profile").ProfileReport
     if found is None:
-        raise KeyError(result)
+        module, _, name = _PAGES[result].rpartition(".")
+        found = getattr(import_module(f"memwall.report.pages.{module}"), name)
     return found
 
 

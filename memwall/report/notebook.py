@@ -7,10 +7,11 @@ simulations.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memwall.analysis.savings import by_gpu
 from memwall.analysis.table import TableRow, class_rows, kernel_rows, module_rows, phase_rows
@@ -19,14 +20,16 @@ from memwall.core.errors import UsageError
 from memwall.core.files import write_whole
 from memwall.hardware.lookup import load_gpu
 from memwall.record.profile import Profile
-from memwall.report.document import Picture, Sentence
+from memwall.report.document import Picture, Section, Sentence
 from memwall.report.figures.canvas import saved, to_figure
 from memwall.report.figures.picture import KINDS, picture, sheet
 from memwall.report.figures.profile import schedule_roofline, walls_chart
 from memwall.report.figures.roofline import roofline_charts
-from memwall.report.html import blocks_html, escape, resource
+from memwall.report.html import blocks_html, escape, resource, section_html
+from memwall.report.kinds import Report, report_of
 from memwall.report.pages.profile import KERNEL_COLUMNS, profile_rows
 from memwall.report.pages.profile_text import full_title, header_facts, kernel_table, totals_table
+from memwall.report.pages.validation import measured_sections
 from memwall.simulate.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -146,7 +149,21 @@ def profile_fragment(profile: Profile) -> str:
     if not sims or left_out > 0:
         note = f"{left_out} more simulations are in the table alone." if sims else "Not simulated on any GPU."
         parts.append(f'<p class="note">{note}</p>')
+    parts += map(section_html, measured_sections(profile, top=TOP))
     return fragment(facts["workload"], parts)
+
+
+def result_fragment(result: Any) -> str:
+    """A result as HTML: its picture, if its page has one, and what the page says as text."""
+    page: Any = report_of(type(result).__name__)
+    report: Report = page(result)
+    document = report.document("text")
+    parts = []
+    if {"html", "svg"} <= {*report.kinds}:
+        with contextlib.suppress(UsageError):  # nothing to draw
+            parts.append(blocks_html((Picture(report.figure(), document.title),)))
+    parts += [section_html(section) for section in document.sections if isinstance(section, Section)]
+    return fragment(document.title, parts)
 
 
 def fragment(title: str, parts: Sequence[str]) -> str:

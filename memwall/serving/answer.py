@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from memwall.analysis.limits import Limit
 from memwall.core.units import counted, duration
+from memwall.core.views import ShownResult
 from memwall.hardware.lookup import Gpu
 from memwall.ops.quantised import pipe_of
 from memwall.ops.routing import BY_CHANCE
@@ -92,7 +93,7 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serving:
+class Serving(ShownResult):
     """All points of a question, in the order asked: GPU, GPUs that share the model, load. ``draft`` says what guesses
     tokens, if anything does; ``choices`` are the cheapest that keep all ``objectives``, one for each load; ``launch``
     is the command line that was read; ``target`` and ``dtype`` are as they were asked."""

@@ -16,10 +16,11 @@ from memwall.core.units import size
 from memwall.report.document import Block, Document, Picture, Section, Sentence, Table, known_facts
 from memwall.report.figures.scene import Chart, stacked
 from memwall.report.kinds import Report
+from memwall.serving.answer import Serving
 from memwall.serving.engine_figure import KERNELS, memory_chart, phases_charts
 from memwall.serving.figure import serving_chart
 from memwall.serving.levers import ServedOutcome, ServedVerdict
-from memwall.serving.saved import SavedEngine, SavedLaunch, SavedPercentile, SavedServing
+from memwall.serving.saved import SavedEngine, SavedLaunch, SavedPercentile, SavedServing, saved
 from memwall.serving.simulation.served import sure_from
 
 #: what a picture shows -> it
@@ -171,6 +172,11 @@ _PRICED_NOTE = (
     "; 1 M: all of the cost over a million tokens that come out, or go in; 10th, 90th: by TPOT's 80 % range, with"
     " clients that wait; spot: on GPUs that are given back when idle"
 )
+
+
+def serving_page(found: Serving) -> ServingReport:
+    """The page of servers that were just simulated."""
+    return ServingReport(saved(found))
 
 
 def _stored(scheme: str, held: str) -> str:

@@ -20,6 +20,7 @@ from memwall.core.best_first import best_first
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
 from memwall.core.question import filled, options_of, signature_of
+from memwall.core.views import ShownResult
 from memwall.hardware.engine import load_engine
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpus
 from memwall.hardware.prices import Billed, CostRates, check_billed, check_priced, prices_among
@@ -65,7 +66,7 @@ class EngineChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class Found(ShownResult):
     """The outcome: the ``best``, all that were ``simulated`` in order of cost, of how many, and why others were not."""
 
     best: EngineChoice
@@ -73,6 +74,7 @@ class Found:
     count: int
     pruned: Mapping[str, int]
     objectives: tuple[Limit, ...]
+    target: str = ""
 
 
 class EngineCandidate(NamedTuple):
@@ -131,7 +133,12 @@ def search(
         raise UsageError(_unreachable(run.simulated, limits, done.pruned, len(candidates)))
     keeping.sort(key=lambda each: (each.usd_per_million, each.gpus))
     return Found(
-        best=keeping[0], simulated=tuple(keeping), count=len(candidates), pruned=done.pruned, objectives=limits
+        best=keeping[0],
+        simulated=tuple(keeping),
+        count=len(candidates),
+        pruned=done.pruned,
+        objectives=limits,
+        target=target,
     )
 
 

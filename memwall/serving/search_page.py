@@ -24,14 +24,14 @@ _FIGURES = (
 _OPTIONS = ("gpu", "weights", "kv", "tp", "ep", "dp", "pp")
 
 
-def engines_page(found: Found, target: str, top: int = 10) -> SearchReport:
+def engines_page(found: Found, top: int = 10) -> SearchReport:
     """The page of a search of engines; ``top`` candidates are listed."""
     wanted = ", ".join(map(objective_text, found.objectives))
     simulated = found.count - sum(found.pruned.values())
     missed = simulated - len(found.simulated)
     said = f", and {missed:,} of these miss an objective" if missed else ""
     return SearchReport(
-        title=f"{target}: search",
+        title=f"{found.target}: search",
         best=f"The cheapest{f' that keeps {wanted}' if wanted else ''}: {_text(found.best)}.",
         counted=f"{counted(found.count, 'candidate')}, {simulated:,} of which were simulated{said}.",
         pruned=found.pruned,
@@ -39,13 +39,13 @@ def engines_page(found: Found, target: str, top: int = 10) -> SearchReport:
         table=lambda: _table(found, top),
         head={
             "schema": SCHEMA,
-            "target": target,
+            "target": found.target,
             "objectives": [limit.text for limit in found.objectives],
             "candidates": found.count,
-            "commands": commands_of(found.best, target),
+            "commands": commands_of(found.best, found.target),
         },
         listed="simulated",
-        commands=commands_of(found.best, target),
+        commands=commands_of(found.best, found.target),
         columns=(*_OPTIONS, "engines", "gpus", "cost", *SERVED),
         values=[
             (

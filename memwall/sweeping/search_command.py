@@ -93,4 +93,4 @@ def _search_engines(out: Out, target: str, top: int, gpus: int, no_cache: bool =
         found = part("serving.search")(target, gpus=gpus, cache=not no_cache, progress=out.messages.progress, **more)
     finally:
         out.messages.clear()
-    out.show(part("serving.engines_page")(found, target, top))
+    out.show(part("serving.engines_page")(found, top))

@@ -23,6 +23,7 @@ from memwall.analysis.whatif import GpuChange, parse_change
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
 from memwall.core.question import filled, part_of, signature_of
+from memwall.core.views import ShownResult
 from memwall.frontend.targets.seeds import seeded
 from memwall.hardware.cluster import hardware_of, load_cluster
 from memwall.hardware.gpu import Gpu
@@ -63,7 +64,7 @@ class Scaled:
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(ShownResult):
     """A step on many GPUs. ``profile`` is of the traced rank and microbatch; ``options`` are keywords of
     :func:`memwall.training.step.training_step`, ``policy`` is how kernels are fused, ``host`` issues them in place of
     the GPU's own."""

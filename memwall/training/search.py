@@ -17,6 +17,7 @@ from memwall.core.errors import MemwallError, UsageError
 from memwall.core.files import uncollected
 from memwall.core.question import filled, signature_of
 from memwall.core.units import counted
+from memwall.core.views import ShownResult
 from memwall.frontend.targets.seeds import seeded
 from memwall.hardware.cluster import hardware_of, load_cluster
 from memwall.hardware.links import Cluster
@@ -55,7 +56,7 @@ class LayoutChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layouts:
+class Layouts(ShownResult):
     """The outcome: the fastest layouts in ``order``, of how many, and why others were not simulated; ``ranks``: how
     many ranks were traced."""
 

@@ -16,6 +16,7 @@ from memwall.bench.accuracy.kinds import LAB, OWN, Skip, TableKind, Timed, kinds
 from memwall.bench.accuracy.samples import halves
 from memwall.core.errors import UsageError
 from memwall.core.files import read_csv
+from memwall.core.views import ShownResult
 from memwall.record.profile import Profile
 
 T = TypeVar("T")
@@ -105,7 +106,7 @@ class ScoreSplit:
 
 
 @dataclass(frozen=True)
-class Scored:
+class Scored(ShownResult):
     """Rows with their predictions. ``skipped``: reason -> rows that could not be scored; ``split`` if asked for."""
 
     rows: list[TimedRow]

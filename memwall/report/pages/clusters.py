@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import memwall.report.columns as col
-from memwall.analysis.communication import CommRow
+from memwall.analysis.communication import CollectiveTimes
 from memwall.core.structure import write
 from memwall.core.units import bandwidth, counted, duration
 from memwall.hardware.links import Cluster, Link
@@ -106,16 +106,15 @@ class CommReport(Report):
 
     noun = "a table of collectives"
     kinds = ("text", "md", "html", "csv", "json")
-    cluster: Cluster
-    found: Sequence[CommRow]
+    found: CollectiveTimes
 
     def document(self, kind: str) -> Document:
-        sections = [Section(op, (self._table(op),)) for op in dict.fromkeys(row.op for row in self.found)]
-        workers = self.found[0].workers
-        return Document(f"Collectives between {counted(workers, 'GPU')} of {self.cluster.name}", tuple(sections))
+        sections = [Section(op, (self._table(op),)) for op in dict.fromkeys(row.op for row in self.found.rows)]
+        workers = self.found.rows[0].workers
+        return Document(f"Collectives between {counted(workers, 'GPU')} of {self.found.cluster.name}", tuple(sections))
 
     def _table(self, op: str) -> Table:
-        rows = [row for row in self.found if row.op == op]
+        rows = [row for row in self.found.rows if row.op == op]
         columns = [
             col.plain("size", [row.nbytes for row in rows], unit="B"),
             col.fixed("time", "us", [row.time_s for row in rows], 1e-6, 2),
@@ -133,7 +132,7 @@ class CommReport(Report):
     def rows(self) -> tuple[tuple[str, ...], Iterable[tuple[Any, ...]]]:
         return _COLUMNS, (
             (
-                self.cluster.name,
+                self.found.cluster.name,
                 row.op,
                 row.workers,
                 row.nbytes,
@@ -146,7 +145,7 @@ class CommReport(Report):
                 row.found.algorithm,
                 row.found.protocol,
             )
-            for row in self.found
+            for row in self.found.rows
         )
 
 

@@ -17,7 +17,7 @@ from memwall.core.structure import write
 from memwall.frontend.targets import Workload, resolve
 from memwall.frontend.torch import TraceOptions, trace
 from memwall.fuse.op_counts import IrLevel, OpCounts, op_counts
-from memwall.fuse.run import fuse, with_op_counts
+from memwall.fuse.run import fused, with_op_counts
 from memwall.inductor import Lowered, LoweredKernel
 from reports.funnel_figure import funnel_figure
 from reports.funnel_report import operator_sets
@@ -170,7 +170,7 @@ def test_fuse_shows_inductors_levels():
         nn.Sequential(*[nn.Sequential(nn.Linear(64, 64, bias=False), nn.GELU()) for _ in range(4)]),
         (torch.randn(256, 64),), gpu="a100",
     )  # fmt: skip
-    found = with_op_counts(fuse(record, ("inductor",))).op_counts
+    found = with_op_counts(fused(record, ("inductor",))).op_counts
     assert found.level("Inductor graph").ops["aten.mm"] == 4
     loops = found.level("loop IR").ops
     assert (loops["erf"], loops["store"], loops["load"]) == (4, 4, 8)  # x is loaded for each of its two uses

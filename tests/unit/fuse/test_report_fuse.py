@@ -9,7 +9,7 @@ from memwall.analysis.whatif import parse_change
 from memwall.core.errors import UsageError
 from memwall.core.structure import read, write
 from memwall.fuse.page import FusedReport
-from memwall.fuse.run import fuse, refused_by_rule
+from memwall.fuse.run import fused, refused_by_rule
 from memwall.fusion import Plan, Refusal
 from memwall.record.capture import Break, Capture, Guard, PartialGraph, Recompile
 from memwall.record.traced import Traced
@@ -40,7 +40,7 @@ def made_up_capture(profile) -> Capture:
 @pytest.fixture(scope="module")
 def found():
     profile = make_profile(gpus=(OLD,))
-    return fuse(profile.with_facts(dynamo=made_up_capture(profile)), POLICIES, changes=CHANGES)
+    return fused(profile.with_facts(dynamo=made_up_capture(profile)), POLICIES, changes=CHANGES)
 
 
 def test_the_page(found, golden):
@@ -86,7 +86,7 @@ def test_breaks_are_listed_beside_whatever_was_asked_for(found, top):
     and a page without it listed one of two."""
     stop = found.capture.breaks[0]
     two = replace(found.capture, breaks=(stop, replace(stop, line=9, after_op=3, cuts=(3,))))
-    again = fuse(make_profile(gpus=(OLD, NEW)).with_facts(dynamo=two), POLICIES, changes=CHANGES)
+    again = fused(make_profile(gpus=(OLD, NEW)).with_facts(dynamo=two), POLICIES, changes=CHANGES)
     text = render(FusedReport(again, brief=True, top=top), "text", width=118)
     assert "tiny.py:7" in text and "tiny.py:9" in text
     assert text.count("All breaks together") == 2  # on each GPU
@@ -116,7 +116,7 @@ def test_refusals_are_summed_by_rule_with_their_counts():
 
 
 def test_policies_of_several_gpus():
-    found = fuse(make_profile(gpus=(OLD, NEW)), ("eager", "memwall"))
+    found = fused(make_profile(gpus=(OLD, NEW)), ("eager", "memwall"))
     assert [(s.gpu.name, s.policy) for s in found.profile.simulations] == [
         ("old", "eager"), ("old", "memwall"), ("new", "eager"), ("new", "memwall"),
     ]  # fmt: skip

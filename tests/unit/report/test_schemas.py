@@ -7,9 +7,8 @@ import pytest
 from memwall.bench.accuracy import score_files
 from memwall.bench.accuracy.page import AccuracyReport
 from memwall.cli.report import SCHEMAS
-from memwall.fuse import run as fused
+from memwall.fuse import run as fuse_run
 from memwall.fuse.page import FusedReport
-from memwall.fuse.run import fuse
 from memwall.gate.history import entry_of
 from memwall.hardware.cluster import load_cluster
 from memwall.hardware.lookup import load_gpu
@@ -42,7 +41,7 @@ def test_each_is_made_and_written(tmp_path):
 
 
 def test_a_record_states_the_schema_that_it_has():
-    for name, family in (("profile", profile.SCHEMA), ("fusion", fused.SCHEMA), ("serving", serving.SCHEMA)):
+    for name, family in (("profile", profile.SCHEMA), ("fusion", fuse_run.SCHEMA), ("serving", serving.SCHEMA)):
         assert json.loads(schema_text(name))["properties"]["schema"] == {"const": family}
 
 
@@ -58,7 +57,7 @@ def test_records_keep_their_schemas():
         ("profile", render(profile, "json")),
         ("comparison", render(compare_profile(profile, [OLD, NEW]), "json")),
         ("comparison", render(compare_gpus([OLD, NEW]), "json")),
-        ("fusion", render(FusedReport(fuse(profile, ("eager", "memwall", "ideal"))), "json")),
+        ("fusion", render(FusedReport(fuse_run.fused(profile, ("eager", "memwall", "ideal"))), "json")),
     ]
     records.append(("serving", render(saved(served()), "json")))
     for name, text in records:
