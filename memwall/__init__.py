@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from memwall.core.graph import Pipe
     from memwall.frontend.targets import Workload
     from memwall.frontend.targets.inputs import on_host
-    from memwall.fuse.run import fuse
+    from memwall.fusing.run import fuse
     from memwall.gate.run import gate
     from memwall.hardware.lookup import Gpu, load_gpu
     from memwall.ops import Call, Cost, register_cost
@@ -71,7 +71,7 @@ _HOMES = {
     "bound": "memwall.bounding.run",
     "comm": "memwall.analysis.communication",
     "compare": "memwall.sweeping.compare",
-    "fuse": "memwall.fuse.run",
+    "fuse": "memwall.fusing.run",
     "gate": "memwall.gate.run",
     "load_gpu": "memwall.hardware.lookup",
     "on_host": "memwall.frontend.targets.inputs",
@@ -92,8 +92,7 @@ if not TYPE_CHECKING:  # a checker knows the names from the imports above, and t
         if name not in _HOMES:
             raise AttributeError(f"module 'memwall' has no attribute {name!r}")
         value = getattr(import_module(_HOMES[name]), name)
-        globals()[name] = value
-        return value
+        return globals().setdefault(name, value)  # what imports ``memwall.gate``, a folder, has set it
 
 
 def __dir__() -> list[str]:

@@ -66,7 +66,7 @@ WINGS: Mapping[str, Wing] = {
         records={"bound": ("answer.KernelBounds", "the speed of light of a kernel, and what reaches it")},
         parts={**_each("run", "bound"), **_each("question", "BoundOptions BoundStep")},
     ),
-    "fuse": Wing(
+    "fusing": Wing(
         about="what fusion would win, what it misses and why, and the code of it",
         records={
             "fusion": ("run.SavedFusion", "what fusion wins: policies, groups, refusals, missed fusions, capture")

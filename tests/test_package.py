@@ -62,8 +62,22 @@ def test_profile_and_compare_are_functions_whatever_was_imported(code):
 
 
 def test_no_module_stands_in_the_way_of_a_public_name():
-    modules = {path.stem for path in (ROOT / "memwall").iterdir()}
-    assert not PUBLIC & modules
+    modules = {path.stem for path in (ROOT / "memwall").iterdir() if path.suffix or (path / "__init__.py").is_file()}
+    assert PUBLIC & modules == {"gate"}  # which can be called: see below
+
+
+def test_the_folder_of_the_gate_is_called_as_the_function():
+    code = """
+import inspect
+import memwall
+before = callable(memwall.gate)
+import memwall.gate.question
+from memwall import gate
+options = inspect.signature(gate).parameters
+print(before, callable(gate), gate is memwall.gate, "baseline_ref" in options, memwall.gate.question.__name__)
+"""
+    assert python(code) == "True True True True memwall.gate.question"
+    assert python("import memwall.gate.question, memwall; print(callable(memwall.gate))") == "True"
 
 
 def test_a_function_says_its_options_to_an_editor():

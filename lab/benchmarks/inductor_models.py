@@ -63,7 +63,7 @@ def profiled(name: str, mode: str) -> Any:
 def compare(name: str, mode: str) -> dict[str, Any]:
     """The row of a model: both plans of its forward and backward."""
     import memwall
-    from memwall.fuse.plan_diff import plan_diff
+    from memwall.fusing.plan_diff import plan_diff
     from memwall.fusion import plan_graph
 
     record, gpu = profiled(name, mode), memwall.load_gpu(GPU)

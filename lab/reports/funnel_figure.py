@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from memwall.core.errors import UsageError
-from memwall.fuse.op_counts import OpCounts
+from memwall.fusing.op_counts import OpCounts
 from memwall.report.document import clean
 from memwall.report.figures.axes import PlotAxis, draw_frame, draw_y, plain
 from memwall.report.figures.colors import series_color

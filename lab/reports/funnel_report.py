@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 
 import memwall  # noqa: E402
 import memwall.report.columns as col  # noqa: E402
-from memwall.fuse.op_counts import PUBLISHED, PUBLISHED_SOURCE, OpCounts, op_counts  # noqa: E402
+from memwall.fusing.op_counts import PUBLISHED, PUBLISHED_SOURCE, OpCounts, op_counts  # noqa: E402
 from memwall.inductor.compiled import kernels_of  # noqa: E402
 from memwall.report.document import Document, Section, Sentence, Table, clean  # noqa: E402
 from memwall.report.markdown import to_markdown  # noqa: E402

@@ -24,7 +24,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 import memwall  # noqa: E402
-from memwall.fuse.plan_diff import Difference, PlanDiff, plan_diff  # noqa: E402
+from memwall.fusing.plan_diff import Difference, PlanDiff, plan_diff  # noqa: E402
 from memwall.fusion import plan_graph  # noqa: E402
 from memwall.inductor.compiled import inductor_plan  # noqa: E402
 from memwall.simulate.memory import memory_peak  # noqa: E402

@@ -6,5 +6,5 @@ called, its unit and where it appears, ``limits``, how a bound of it is written,
 kernels. ``matching`` finds what changed, ``machines`` puts datasheets side by side. ``verdict``, ``levers``,
 ``explanation``, ``savings`` and ``whatif`` say what limits a step and what would help. ``validation`` has modeled next
 to measured times; scores of them are :mod:`memwall.bench.accuracy`. Comparisons are :mod:`memwall.sweeping.compare`,
-what fusion wins is :mod:`memwall.fuse`.
+what fusion wins is :mod:`memwall.fusing`.
 """

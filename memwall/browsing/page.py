@@ -37,12 +37,12 @@ class RecordsReport(Report):
     def document(self, kind: str) -> Document:
         listed = self.folder.listed()
         shown = [record for record in listed.records if not record.error]
-        sections = [Section("", (Sentence(summary(listed), strong=True), *self._list(shown)))]
+        sections = [Section("", self._list(shown))]
         if broken := [record for record in listed.records if record.error]:
             sections.append(Section("Records that cannot be read", (_broken(broken),)))
         if self.whole:
             sections += self._told(shown)
-        return Document(f"Records in {listed.folder}", sections)
+        return Document(f"Records in {listed.folder}", sections, (Sentence(summary(listed), strong=True),))
 
     def _list(self, records: Sequence[ListedRecord]) -> list[Block]:
         if not records:
@@ -64,7 +64,7 @@ class RecordsReport(Report):
         for record in records[:MOST_TOLD]:
             yield Section("", (Markup(f'<h2 id="record-{record.number}">{escape(clean(record.place))}</h2>'),))
             try:
-                told = self.folder.page(record.number).document("text").sections
+                told = self.folder.page(record.number).document("text").whole
             except UsageError as error:
                 yield Section("", (Sentence(str(error)),))
                 continue
@@ -74,7 +74,7 @@ class RecordsReport(Report):
 def error_document(message: str) -> Document:
     """A page that says why there is no other."""
     back = Markup('<p><a href="./">All records</a></p>')
-    return Document("No such page", [Section("", (Sentence(message, strong=True), back))])
+    return Document("No such page", [Section("", (back,))], (Sentence(message, strong=True),))
 
 
 def summary(listed: RecordList) -> str:

@@ -154,15 +154,14 @@ def profile_fragment(profile: Profile) -> str:
 
 
 def result_fragment(result: Any) -> str:
-    """A result as HTML: its picture, if its page has one, and what the page says as text."""
+    """A result as HTML: what its page says as text, with its picture, if it has one, below the answer."""
     page: Any = report_of(type(result).__name__)
     report: Report = page(result)
     document = report.document("text")
-    parts = []
+    parts = [section_html(section) for section in document.whole if isinstance(section, Section)]
     if {"html", "svg"} <= {*report.kinds}:
         with contextlib.suppress(UsageError):  # nothing to draw
-            parts.append(blocks_html((Picture(report.figure(), document.title),)))
-    parts += [section_html(section) for section in document.sections if isinstance(section, Section)]
+            parts.insert(bool(document.answer), blocks_html((Picture(report.figure(), document.title),)))
     return fragment(document.title, parts)
 
 

@@ -249,7 +249,7 @@ def test_without_inductor_the_rest_is_shown(run, no_inductor):
 
 
 def test_a_runaway_loop_is_neither_compiled_nor_captured_unasked(run, monkeypatch):
-    for place in ("memwall.fuse.run", "memwall.fusion.repeats"):
+    for place in ("memwall.fusing.run", "memwall.fusion.repeats"):
         monkeypatch.setattr(f"{place}.MOST_UNASKED", 2)  # the model has three ops
     result = run("fuse", "net.py", "--gpu", "a100", "-q")
     text = " ".join(result.out.split())

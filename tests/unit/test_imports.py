@@ -25,7 +25,7 @@ LIGHT = ("memwall", "memwall.serving.command", "memwall.sweeping.command", "memw
          "memwall.bench.accuracy_command", "memwall.bench.calibrate_command", "memwall.bench.measure_command",
          *(f"memwall.{name}" for name in (*ANALYZER, *WINGS)),
          *(f"memwall.cli.{name}" for name in ("gpus", "ops", "profile", "report", "cache")),
-         "memwall.fuse.command", "memwall.fuse.run", "memwall.core.compat", "memwall.hardware.lookup",
+         "memwall.fusing.command", "memwall.fusing.run", "memwall.core.compat", "memwall.hardware.lookup",
          "memwall.bench.accuracy", "memwall.gate.history", "memwall.gate.run",
          "memwall.frontend.targets", "memwall.record.capture", "memwall.record.profile", "memwall.bench.kernels",
          "memwall.bench.ab", "memwall.bench.calibrate", "memwall.traces.analysing", "memwall.codegen.emit")  # fmt: skip

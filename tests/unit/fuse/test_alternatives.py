@@ -12,11 +12,11 @@ from torch.nn import functional
 
 import memwall
 from memwall.core.graph import Pipe
-from memwall.fuse.page import rewrite_sections
-from memwall.fuse.rewrites import alternatives
-from memwall.fuse.rewrites.forms import attention_form, optimizer_form
-from memwall.fuse.rewrites.losses import default_rows, linear_losses, with_chunked_loss
-from memwall.fuse.rewrites.norms import decomposed_norms, with_fused_norms
+from memwall.fusing.page import rewrite_sections
+from memwall.fusing.rewrites import alternatives
+from memwall.fusing.rewrites.forms import attention_form, optimizer_form
+from memwall.fusing.rewrites.losses import default_rows, linear_losses, with_chunked_loss
+from memwall.fusing.rewrites.norms import decomposed_norms, with_fused_norms
 from memwall.fusion import eager_plan
 from memwall.hardware.host import Host
 from memwall.hardware.lookup import load_gpu

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from memwall.core.graph import Graph
-from memwall.fuse.breaks import MAX_PRICED, Cut, Loss, healed, is_broken, planned, price_breaks, whole
+from memwall.fusing.breaks import MAX_PRICED, Cut, Loss, healed, is_broken, planned, price_breaks, whole
 from memwall.fusion import plan_graph
 from tests.unit.report_fixture import Builder, make_gpu
 

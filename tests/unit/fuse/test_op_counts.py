@@ -11,13 +11,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import memwall
-import memwall.fuse.op_counts
+import memwall.fusing.op_counts
 from memwall.core.errors import UsageError
 from memwall.core.structure import write
 from memwall.frontend.targets import Workload, resolve
 from memwall.frontend.torch import TraceOptions, trace
-from memwall.fuse.op_counts import IrLevel, OpCounts, op_counts
-from memwall.fuse.run import fused, with_op_counts
+from memwall.fusing.op_counts import IrLevel, OpCounts, op_counts
+from memwall.fusing.run import fused, with_op_counts
 from memwall.inductor import Lowered, LoweredKernel
 from reports.funnel_figure import funnel_figure
 from reports.funnel_report import operator_sets
@@ -80,9 +80,9 @@ def test_calls_are_counted_and_distinct_ops_once():
 
 def test_each_kind_of_call_is_decomposed_once(monkeypatch):
     decomposed = []
-    original = memwall.fuse.op_counts._leaves
+    original = memwall.fusing.op_counts._leaves
     monkeypatch.setattr(
-        "memwall.fuse.op_counts._leaves",
+        "memwall.fusing.op_counts._leaves",
         lambda graph, op, table: decomposed.append(op.name) or original(graph, op, table),
     )
     op_counts(graph_of(nn.Sequential(*[nn.Linear(8, 8) for _ in range(50)]), meta(4, 8)))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import memwall
-from memwall.fuse.plan_diff import plan_diff
+from memwall.fusing.plan_diff import plan_diff
 from memwall.fusion import Plan, plan_graph
 from memwall.fusion.pricing import Pricer
 from memwall.ops import graph_costs

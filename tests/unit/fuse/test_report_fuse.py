@@ -8,8 +8,8 @@ import pytest
 from memwall.analysis.whatif import parse_change
 from memwall.core.errors import UsageError
 from memwall.core.structure import read, write
-from memwall.fuse.page import FusedReport
-from memwall.fuse.run import fused, refused_by_rule
+from memwall.fusing.page import FusedReport
+from memwall.fusing.run import fused, refused_by_rule
 from memwall.fusion import Plan, Refusal
 from memwall.record.capture import Break, Capture, Guard, PartialGraph, Recompile
 from memwall.record.traced import Traced

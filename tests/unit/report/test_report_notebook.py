@@ -6,7 +6,7 @@ import pytest
 
 import memwall
 from memwall.bench.accuracy.reading import score_files
-from memwall.fuse.run import fused
+from memwall.fusing.run import fused
 from memwall.gate.result import GateResult, Problem
 from memwall.report.notebook import result_fragment
 from memwall.serving.run import serve

@@ -7,8 +7,8 @@ import pytest
 from memwall.bench.accuracy import score_files
 from memwall.bench.accuracy.page import AccuracyReport
 from memwall.cli.report import SCHEMAS
-from memwall.fuse import run as fuse_run
-from memwall.fuse.page import FusedReport
+from memwall.fusing import run as fuse_run
+from memwall.fusing.page import FusedReport
 from memwall.gate.history import entry_of
 from memwall.hardware.cluster import load_cluster
 from memwall.hardware.lookup import load_gpu

@@ -15,7 +15,7 @@ from itertools import pairwise
 from memwall.analysis.table import group_by
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Op
-from memwall.fuse.rewrites.rewrite import Priced, Rewrite, new_op
+from memwall.fusing.rewrites.rewrite import Priced, Rewrite, new_op
 from memwall.ops import Cost
 
 _ROOTS = ("aten.rsqrt", "aten.sqrt")

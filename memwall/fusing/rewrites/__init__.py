@@ -4,6 +4,6 @@
 ``losses`` a linear layer followed by a cross entropy; ``rewrite`` replaces them with other ops.
 """
 
-from memwall.fuse.rewrites.forms import Family, alternatives
+from memwall.fusing.rewrites.forms import Family, alternatives
 
 __all__ = ["Family", "alternatives"]

@@ -23,9 +23,9 @@ from memwall.core.structure import finite, write
 from memwall.core.units import few
 from memwall.core.version import __version__
 from memwall.core.views import ShownResult
-from memwall.fuse.breaks import BreakPrices, Cut, is_broken, planned, price_breaks
-from memwall.fuse.plan_diff import PlanDiff, plan_diff
-from memwall.fuse.rewrites import Family
+from memwall.fusing.breaks import BreakPrices, Cut, is_broken, planned, price_breaks
+from memwall.fusing.plan_diff import PlanDiff, plan_diff
+from memwall.fusing.rewrites import Family
 from memwall.fusion import COMPILED, Plan, why_not
 from memwall.fusion.repeats import MOST_UNASKED, distinct_ops
 from memwall.hardware.lookup import Gpu
@@ -39,7 +39,7 @@ from memwall.subjects import workload_of
 from memwall.wings import part
 
 if TYPE_CHECKING:
-    from memwall.fuse.op_counts import OpCounts
+    from memwall.fusing.op_counts import OpCounts
 
 SCHEMA = "memwall.fusion/1"
 
@@ -378,7 +378,7 @@ def _moved(first: int | None, places: Sequence[int | None]) -> int | None:
 def with_op_counts(found: FusedProfile, say: Say = lambda message: None) -> FusedProfile:
     """The op counts of the first graph, with Inductor's levels where it was lowered."""
     try:
-        from memwall.fuse.op_counts import op_counts
+        from memwall.fusing.op_counts import op_counts
 
         say("tracing the levels of lowering")
         lowered = next(iter(found.lowered.values()), None)

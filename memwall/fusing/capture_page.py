@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import memwall.report.columns as col
 from memwall.core.units import counted, duration, percent, size
-from memwall.fuse.breaks import Loss
-from memwall.fuse.run import FusedProfile
+from memwall.fusing.breaks import Loss
+from memwall.fusing.run import FusedProfile
 from memwall.record.capture import Break, Capture, Recompile
 from memwall.report.document import Block, Section, Sentence, clean, known_facts
 

@@ -12,9 +12,9 @@ import memwall.report.columns as col
 from memwall.core.errors import UsageError
 from memwall.core.files import read_json
 from memwall.core.structure import BadRecord, check_schema, read
-from memwall.fuse.capture_page import MAX_BREAKS
-from memwall.fuse.page import refusal_table
-from memwall.fuse.run import SCHEMA, SavedFusion, SavedGpu
+from memwall.fusing.capture_page import MAX_BREAKS
+from memwall.fusing.page import refusal_table
+from memwall.fusing.run import SCHEMA, SavedFusion, SavedGpu
 from memwall.record.capture import Capture
 from memwall.report.document import Block, Document, Section, Table, known_facts
 from memwall.report.kinds import Report

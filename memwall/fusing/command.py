@@ -16,12 +16,12 @@ from memwall.cli.output import Messages, Out
 from memwall.cli.parsing import Command, SeveralOption
 from memwall.cli.target import ModelTarget, assumption, chosen_gpus, is_record, make_profile, remember, running
 from memwall.core.errors import UsageError
-from memwall.fuse.question import FuseOptions
+from memwall.fusing.question import FuseOptions
 from memwall.wings import part
 
 if TYPE_CHECKING:
     from memwall.analysis.whatif import Change
-    from memwall.fuse.run import FusedProfile
+    from memwall.fusing.run import FusedProfile
     from memwall.hardware.lookup import Gpu
     from memwall.record.profile import Profile
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @options.what_ifs
 @options.question(FuseOptions, but=("emit",))
-@options.common("fuse.page.FusedReport")
+@options.common("fusing.page.FusedReport")
 def command(
     target: str,
     gpus: tuple[str, ...],
@@ -67,7 +67,7 @@ def command(
     .json.
     """
     from memwall.analysis.whatif import parse_change
-    from memwall.fuse.page import FusedReport
+    from memwall.fusing.page import FusedReport
     from memwall.fusion import check_policies
 
     out.plan(FusedReport)
@@ -120,7 +120,7 @@ def _read(
 
 def _traced(model: ModelTarget, sizes: dict[str, int], captured: bool) -> FuseInputs:
     """A model, traced and captured."""
-    from memwall.fuse.run import not_captured
+    from memwall.fusing.run import not_captured
     from memwall.fusion.repeats import MOST_UNASKED, distinct_ops
 
     with running(model.target, model.messages):
@@ -141,8 +141,8 @@ def _fused(
     messages: Messages,
 ) -> FusedProfile:
     """What fusion wins on it, and other forms of the model where asked for."""
-    from memwall.fuse.rewrites import alternatives
-    from memwall.fuse.run import fused, with_op_counts
+    from memwall.fusing.rewrites import alternatives
+    from memwall.fusing.run import fused, with_op_counts
 
     with running(made.profile.workload.target, messages):
         found = fused(

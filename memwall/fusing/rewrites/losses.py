@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Op
-from memwall.fuse.rewrites.rewrite import Priced, Rewrite, new_op
+from memwall.fusing.rewrites.rewrite import Priced, Rewrite, new_op
 from memwall.ops import Cost
 
 #: ops that pass the logits, or their gradient, through unchanged

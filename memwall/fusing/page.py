@@ -12,10 +12,10 @@ import memwall.report.columns as col
 from memwall.analysis.savings import PolicySet, group_savings, missed_fusions, module_savings, policy_sets
 from memwall.analysis.verdict import verdict
 from memwall.core.units import few, size
-from memwall.fuse.capture_page import capture_section
-from memwall.fuse.plan_diff import PlanDiff
-from memwall.fuse.rewrites import Family
-from memwall.fuse.run import FusedProfile, Refused, refused_by_rule
+from memwall.fusing.capture_page import capture_section
+from memwall.fusing.plan_diff import PlanDiff
+from memwall.fusing.rewrites import Family
+from memwall.fusing.run import FusedProfile, Refused, refused_by_rule
 from memwall.fusion import Plan
 from memwall.record.kernels import collapse, short_name
 from memwall.report.document import Block, Document, Facts, Picture, Section, Sentence, Table, known_facts
@@ -29,7 +29,7 @@ from memwall.simulate.schedule import Schedule
 from memwall.wings import part
 
 if TYPE_CHECKING:
-    from memwall.fuse.op_counts import OpCounts
+    from memwall.fusing.op_counts import OpCounts
 
 #: rows of the tables of groups, recomputed ops, Inductor's reasons and differences; operators that an IR level lists
 DEFAULT_TOP, MAX_AGAIN, MAX_REASONS, MAX_DIFFERENCES, MAX_KEPT = 15, 8, 8, 8, 8
@@ -255,7 +255,7 @@ DIFFERENCE_NOTE = (
 
 
 def _op_count_section(counts: OpCounts) -> Section:
-    from memwall.fuse.op_counts import PUBLISHED, PUBLISHED_SOURCE  # where there are counts there is torch
+    from memwall.fusing.op_counts import PUBLISHED, PUBLISHED_SOURCE  # where there are counts there is torch
 
     rows = [(v.name, v.distinct, v.calls, v.free_calls or None, PUBLISHED.get(v.name, "-")) for v in counts.levels]
     specs = "level: 0, distinct ops: 1 count, calls: 2 count, free calls: 3 count, announced: 4"

@@ -15,9 +15,9 @@ from functools import cached_property
 
 from memwall.core.graph import Graph
 from memwall.core.units import size
-from memwall.fuse.rewrites.losses import default_rows, linear_losses, with_chunked_loss
-from memwall.fuse.rewrites.norms import decomposed_norms, with_fused_norms
-from memwall.fuse.rewrites.rewrite import Priced
+from memwall.fusing.rewrites.losses import default_rows, linear_losses, with_chunked_loss
+from memwall.fusing.rewrites.norms import decomposed_norms, with_fused_norms
+from memwall.fusing.rewrites.rewrite import Priced
 from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu
 from memwall.ops.sdpa import runs_on
