@@ -9,7 +9,10 @@ from typing import Any, Self
 import memwall.report.columns as col
 from memwall.bounding.answer import BoundRun, KernelBound, KernelBounds
 from memwall.core.units import bandwidth, duration, flop_rate, flops, intensity, percent, size
-from memwall.report.document import Block, Document, Section, Sentence, Table, known_facts
+from memwall.report.document import Block, Document, Picture, Section, Sentence, Table, known_facts
+from memwall.report.figures.bars import Bar, Piece, bars_chart
+from memwall.report.figures.colors import series_color
+from memwall.report.figures.picture import time_unit
 from memwall.report.kinds import Report
 
 #: what a run is called
@@ -61,6 +64,8 @@ def _blocks(answer: KernelBound, kind: str) -> list[Block]:
         ),
         _runs(answer),
     ]
+    if kind == "html" and answer.runs:
+        blocks.append(_picture(answer))
     if answer.own:
         blocks += [_own(answer), *(Sentence(f"{each.name}: {hint}.") for each in answer.own for hint in each.hints)]
     if answer.measured is not None and answer.measured.raised_by:
@@ -70,6 +75,26 @@ def _blocks(answer: KernelBound, kind: str) -> list[Block]:
     if levers := answer.levers if kind != "text" else () if answer.measured else answer.levers[:_LEVERS]:
         blocks.append(Sentence(f"Faster by {'; '.join(levers)}."))
     return blocks
+
+
+def _picture(answer: KernelBound) -> Picture:
+    """The bound, each run with its range, and the measured time, as bars."""
+    times = [(_name(run, answer), run.time_s, (run.low_s, run.high_s)) for run in answer.runs]
+    rows = [("bound", answer.bound_s, None), *times]
+    rows += [("measured", answer.measured.time_s, None)] if answer.measured else []
+    scale, unit = time_unit(max(time_s for _, time_s, _ in rows))
+    bars = [
+        Bar(
+            name,
+            (Piece("", time_s / scale, series_color(0) if ends else series_color(1)),),
+            duration(time_s),
+            interval=(ends[0] / scale, ends[1] / scale) if ends else None,
+        )
+        for name, time_s, ends in rows
+    ]
+    mark = (answer.bound_s / scale, "bound", "ink")
+    title = f"{answer.gpu}: time back to back, and the bound"
+    return Picture(bars_chart(title, bars, unit=f"time, {unit} (line: 80 % range)", marks=(mark,)), title)
 
 
 def _verdict(answer: KernelBound) -> str:

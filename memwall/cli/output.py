@@ -30,7 +30,7 @@ SUFFIXES = {
 #: The same for a gate.
 GATE_SUFFIXES = {
     "gl-code-quality-report.json": "gitlab", ".gitlab.json": "gitlab", ".sarif.json": "sarif", ".sarif": "sarif",
-    ".json": "json", ".xml": "junit", ".txt": "text", ".md": "md",
+    ".json": "json", ".xml": "junit", ".txt": "text", ".md": "md", ".html": "html",
 }  # fmt: skip
 
 #: Prefixes of a pipeline's progress messages.

@@ -35,7 +35,7 @@ class GateReport(Report):
     """
 
     noun = "a gate"
-    kinds = ("text", "md", "summary", "github", "junit", "gitlab", "sarif", "json")
+    kinds = ("text", "md", "html", "summary", "github", "junit", "gitlab", "sarif", "json")
     own = MappingProxyType(
         {
             "md": lambda r: gate_comment(r.result, r.top),

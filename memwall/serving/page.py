@@ -12,7 +12,7 @@ from memwall.analysis.quantities import ANSWERS
 from memwall.analysis.verdict import MOST_NAMED
 from memwall.core.errors import UsageError
 from memwall.core.structure import write
-from memwall.core.units import size
+from memwall.core.units import duration, listed, size
 from memwall.report.document import Block, Document, Picture, Section, Sentence, Table, known_facts
 from memwall.report.figures.scene import Chart, stacked
 from memwall.report.kinds import Report
@@ -59,11 +59,14 @@ class ServingReport(Report):
             ("requests", found.requests),
             ("images", found.images),
         )
-        answer: list[Block] = [Sentence(line, strong=True) for line in _choices(found)]
-        answer += _verdicts(found.verdicts)
+        answer: list[Block] = [Sentence(line, strong=True) for line in (_choices(found) or _fastest(found))]
+        several = len({each.engine for each in found.verdicts}) > 1
+        answer += [] if several else _verdicts(found.verdicts)
         ran = [engine for engine in found.engines if engine.decode]
         drawn = [Picture(draw(found), label) for label, draw in PICTURES.items()] if kind == "html" and ran else []
         sections = [Section("Under load", (self._loads(), *map(Sentence, self._refused()), facts))]
+        if several:
+            sections.append(Section("What binds, and what would make it faster", _verdicts(found.verdicts)))
         if found.launch is not None:
             sections.append(Section("What the command line sets", (_launch(found.launch),)))
         if any(point.figure("watts_per_gpu") for point in found.ran):
@@ -184,15 +187,38 @@ def _stored(scheme: str, held: str) -> str:
 
 
 def _choices(found: SavedServing) -> list[str]:
-    """The cheapest engine for each load and why the next cheaper one fails, or why no engine keeps the objectives."""
-    wanted, told = ", ".join(each.text for each in found.objectives), dict.fromkeys(found.choices)
+    """The cheapest engine and the loads for which it is, why the next cheaper one fails, or why no engine keeps the
+    objectives."""
+    wanted, loads = ", ".join(each.text for each in found.objectives), dict[tuple[str, str, str], list[str]]()
+    for each in dict.fromkeys(found.choices):
+        best = (each.best or "").removesuffix(f", {each.load}")
+        loads.setdefault((best, each.cheaper or "", each.unmet), []).append(each.load)
     return [
-        f"The cheapest that keeps {wanted}: {each.best}."
-        + (f" The next cheaper one, {each.cheaper}." if each.cheaper else "")
-        if each.best
-        else f"With {each.load} {each.unmet}."
-        for each in told
+        f"The cheapest that keeps {wanted} with {listed(under)}: {best}."
+        + (f" The next cheaper one, {cheaper}." if cheaper else "")
+        if best
+        else f"With {listed(under)} {unmet}."
+        for (best, cheaper, unmet), under in loads.items()
     ]
+
+
+def _fastest(found: SavedServing) -> list[str]:
+    """Under the last load, the engine that makes the most tokens on each GPU, and how fast for a user."""
+    if not found.ran:
+        return []
+    under = [point for point in found.ran if point.load == found.ran[-1].load]
+    best = max(under, key=lambda point: point.figure("tokens_per_s_per_gpu") or 0.0)
+    made = best.figure("tokens_per_s_per_gpu") or 0.0
+    first = f"With {best.load} {best.name} makes {made:,.0f} tokens per second on each GPU"
+    others = len({point.name for point in under}) - 1
+    first += f", the most of {others + 1} engines" if others else ""
+    times = []
+    for name, said in _FIGURES.items():
+        low, at, high = (best.figure(key) for key in (f"{name[:-2]}_low_s", name, f"{name[:-2]}_high_s"))
+        if at is not None:
+            spread = f" ({duration(low)} to {duration(high)})" if low is not None and high is not None else ""
+            times.append(f"{said} {duration(at)}{spread}")
+    return [f"{first}: {' and '.join(times)}." if times else f"{first}."]
 
 
 def _verdicts(verdicts: Sequence[ServedVerdict]) -> list[Block]:

@@ -9,8 +9,13 @@ from memwall.analysis.quantities import QUANTITIES, SERVED
 from memwall.core.units import counted
 from memwall.hardware.engine import ENGINES
 from memwall.report.document import Table
+from memwall.report.figures.axes import draw_frame, draw_x, draw_y, engineering, plain
+from memwall.report.figures.colors import series_color
+from memwall.report.figures.labels import Box
+from memwall.report.figures.scene import Chart, Scene
 from memwall.report.pages.search import SearchReport
 from memwall.serving.candidates import objective_text
+from memwall.serving.figure import fitted_axis
 from memwall.serving.launch.writing import launch_line, options_of_point
 
 if TYPE_CHECKING:
@@ -44,6 +49,7 @@ def engines_page(found: Found, top: int = 10) -> SearchReport:
             "candidates": found.count,
             "commands": commands_of(found.best, found.target),
         },
+        picture=(_candidates(found), "engines that keep the objectives: tokens of a GPU against tokens of a user"),
         listed="simulated",
         commands=commands_of(found.best, found.target),
         columns=(*_OPTIONS, "engines", "gpus", "cost", *SERVED),
@@ -71,6 +77,41 @@ def commands_of(best: EngineChoice, target: str) -> dict[str, str]:
         )
         for engine in ENGINES
     }
+
+
+#: pixels of the picture down
+_HIGH = 260.0
+
+
+def _candidates(found: Found) -> Chart:
+    """Tokens of a GPU against tokens of a user of each engine that was simulated and keeps the objectives, the best
+    ringed."""
+    gpus = list(dict.fromkeys(each.options["gpu"] for each in found.simulated))
+    read = lambda each, name: QUANTITIES[name].read("serve", each.candidate)  # noqa: E731
+    points = [
+        (each, x, y)
+        for each in found.simulated
+        if (x := read(each, "tokens_per_s_per_user")) and (y := read(each, "tokens_per_s_per_gpu"))
+    ]
+
+    def draw(scene: Scene) -> float:
+        top = scene.title("Engines that keep the objectives") + 22
+        frame = Box(52.0, top, scene.width - 8, top + _HIGH)
+        x = fitted_axis([each[1] for each in points], frame.left, frame.right)
+        y = fitted_axis([each[2] for each in points], frame.lower, frame.upper)
+        draw_x(scene, frame, x, engineering, "tokens/s of a user")
+        draw_y(scene, frame, y, plain, "tokens/s of a GPU")
+        draw_frame(scene, frame)
+        for each, across, up in points:
+            color = series_color(gpus.index(each.options["gpu"]))
+            if each is found.best:
+                scene.dot(x(across), y(up), 7.0, "ink", hollow=True)
+            title = f"{_text(each)}: {across:,.1f} tokens/s of a user, {up:,.1f} of a GPU"
+            scene.dot(x(across), y(up), 3.6, color, title=title)
+        entries = [(gpu, series_color(i), "circle") for i, gpu in enumerate(gpus)]
+        return frame.lower + 40 + scene.legend(frame.lower + 40, entries, "ringed: the cheapest")
+
+    return draw
 
 
 def _table(found: Found, top: int) -> Table:

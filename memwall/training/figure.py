@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from memwall.core.units import duration
 from memwall.report.figures.axes import PlotAxis, draw_frame, draw_x, draw_y, plain
+from memwall.report.figures.bars import Bar, Piece, bars_chart
 from memwall.report.figures.colors import series_color
 from memwall.report.figures.labels import Box
+from memwall.report.figures.picture import time_unit
 from memwall.report.figures.scene import Chart, Scene
 
 if TYPE_CHECKING:
@@ -16,6 +19,18 @@ if TYPE_CHECKING:
 #: pixels down
 _HIGH = 220.0
 _NAMES = ("weak scaling", "strong scaling")
+
+
+def parts_chart(parts: Mapping[str, float]) -> Chart:
+    """The parts of a step in seconds, a bar each."""
+    scale, unit = time_unit(max(parts.values(), default=0.0))
+    rows = [
+        Bar(
+            name, (Piece("", seconds / scale, series_color(0), title=f"{name} {duration(seconds)}"),), duration(seconds)
+        )
+        for name, seconds in parts.items()
+    ]
+    return bars_chart("Where the time of a step goes", rows, unit=f"time, {unit}")
 
 
 def scaling_chart(scaled: Sequence[Scaled]) -> Chart:

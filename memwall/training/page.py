@@ -14,7 +14,7 @@ from memwall.core.units import counted, duration, percent, size
 from memwall.report.document import Block, Document, Picture, Section, Sentence, Table, known_facts
 from memwall.report.kinds import Report
 from memwall.training.events import render_stages
-from memwall.training.figure import scaling_chart
+from memwall.training.figure import parts_chart, scaling_chart
 
 if TYPE_CHECKING:
     from memwall.training.run import Scaled, Training, TrainingChange
@@ -56,8 +56,8 @@ class TrainingReport(Report):
         answer: list[Block] = [*self._verdict(), fits]
         if self.found.changes:
             answer.append(self._changes(self.found.changes)._replace(title="What would make it faster"))
-        if kind == "html" and self.scale is not None:
-            answer.append(Picture(scaling_chart(self._scaled), "speed on more GPUs"))
+        if kind == "html":
+            answer.append(Picture(parts_chart(_parts(self.found)), "where the time of a step goes"))
         sections = [
             Section("The step", (facts,)),
             Section("Where the time goes", (self._parts(),)),
@@ -68,7 +68,8 @@ class TrainingReport(Report):
         if self.what_ifs:
             sections.append(Section("What if", (self._changes(self.what_ifs),)))
         if self.scale is not None:
-            sections.append(Section("More GPUs", (self._scaling(self._scaled),)))
+            drawn = (Picture(scaling_chart(self._scaled), "speed on more GPUs"),) if kind == "html" else ()
+            sections.append(Section("More GPUs", (*drawn, self._scaling(self._scaled))))
         if notes := [note for note in self.found.profile.notes if not note.startswith("rank ")]:
             sections.append(Section("Notes", [Sentence(note) for note in notes]))
         return Document(f"{self.found.profile.workload.name} on {counted(layout.world, 'GPU')}", sections, answer)

@@ -71,7 +71,7 @@ BAD = {
     "accuracy none.csv": "no such file: none.csv",
     "accuracy net.py": "want a saved profile (.json) or a table (.csv)",
     "accuracy saved.json": "saved.json has no measurements; memwall measure makes them",
-    "accuracy measured.json -o a.html": "end the name in one of",
+    "accuracy measured.json -o a.parquet": "end the name in one of",
     "accuracy damaged.json": "damaged.json: measurements[0].executor is 'magic'",
     "accuracy other.csv": "other.csv is not a table of measured times",
 }

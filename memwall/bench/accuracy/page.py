@@ -14,7 +14,7 @@ from memwall.bench.accuracy.figure import scatter_chart
 from memwall.bench.accuracy.fit import Fit
 from memwall.bench.accuracy.refit import Refit
 from memwall.core.units import percent
-from memwall.report.document import Block, Document, Facts, Section, Sentence, Table, clean, known_facts
+from memwall.report.document import Block, Document, Facts, Picture, Section, Sentence, Table, clean, known_facts
 from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
 
@@ -55,23 +55,26 @@ class AccuracyReport(Report):
     """The scores; CSV and JSON have one cell for each data set, GPU, op class and dtype, pictures draw every row."""
 
     noun = "an accuracy report"
-    kinds = ("text", "md", "csv", "json", "png", "svg", "pdf")
+    kinds = ("text", "md", "html", "csv", "json", "png", "svg", "pdf")
     scored: Scored
 
     def document(self, kind: str) -> Document:
         scored = self.scored
         whole, cells = score_all(scored.rows), score(scored.rows)
+        answer: list[Block] = [Sentence(_told(whole), strong=True)] if whole else []
         blocks: list[Block] = [_counted(scored)]
         if violations := sum(cell.violations for cell in whole):
             kernels = "1 kernel was" if violations == 1 else f"{violations:,} kernels were"
             text = f"{kernels} measured faster than the roofline bound allows: model error."
-            blocks.append(Sentence(text, strong=True))
+            answer.append(Sentence(text, strong=True))
+        if kind == "html" and whole:
+            answer.append(Picture(self.figure(), "modeled over measured time of every row"))
         blocks += [_cell_table("All op classes", whole), _cell_table("By op class and dtype", cells, NOTE)]
         if modeled := [cell for cell in cells if cell.r1_mape is not None]:
             blocks.append(beside_table("Compared with the rooflines", modeled))
         if scored.split and scored.split.left_out:
             blocks.append(split_table("On held-out shapes and GPUs", scored.split))
-        return Document("Modeled vs. measured time of kernels", (Section("", blocks),))
+        return Document("Modeled vs. measured time of kernels", (Section("", blocks),), answer)
 
     def record(self) -> str:
         scored = self.scored
@@ -102,6 +105,17 @@ class FitsReport(Report):
     def document(self, kind: str) -> Document:
         fits = self.found.fits
         return Document("Constants fitted", (Section("", (fits_table(fits), *map(value_table, fits))),))
+
+
+def _told(whole: Sequence[Cell]) -> str:
+    """How far off the times are, of the best and the worst data set."""
+    ranked = sorted(whole, key=lambda cell: cell.median_ape)
+    rows = sum(cell.n for cell in ranked)
+    first, last = (f"{clean(cell.dataset)} on {clean(cell.gpu)}" for cell in (ranked[0], ranked[-1]))
+    best, worst = (percent(cell.median_ape) for cell in (ranked[0], ranked[-1]))
+    if len(ranked) == 1:
+        return f"Half of the {rows:,} modeled times are within {best} of the measured ones: {first}."
+    return f"Modeled times are off by a median of {best} ({first}) to {worst} ({last}), over {rows:,} rows."
 
 
 def _read(scored: Scored) -> int:

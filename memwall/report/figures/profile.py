@@ -122,7 +122,7 @@ def _eager_place(policies: PolicySet, row: KernelRow, kernels: Sequence[Estimate
 
 
 def roofline_since(before: Profile, old: Schedule, after: Profile, new: Schedule) -> Chart:
-    """The kernels of a simulation, each with an arrow from where the kernel of its name, module and phase was in
+    """The kernels of a simulation, with arrows from where the kernels of the same name, module and phase were in
     another one."""
     places = {
         (row.name, row.module, row.phase): (row.arithmetic_intensity, row.attained_flop_per_s)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memwall.core.files import json_pieces
-from memwall.report.document import Document, Section, Sentence, Table, known_facts
+from memwall.report.document import Document, Picture, Section, Sentence, Table, known_facts
+from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
 
 
@@ -32,6 +33,8 @@ class SearchReport(Report):
     columns: Sequence[str]
     values: Sequence[tuple[Any, ...]]
     commands: Mapping[str, str] = field(default_factory=dict)
+    #: the candidates as a picture, and what it is called
+    picture: tuple[Chart, str] | None = None
 
     def document(self, kind: str) -> Document:
         lines = [Sentence(self.counted)]
@@ -39,7 +42,8 @@ class SearchReport(Report):
         sections = [Section(self.heading, (self.table(),)), Section("What was searched", tuple(lines))]
         if self.commands:
             sections.insert(0, Section("Command lines that start the best", (known_facts(*self.commands.items()),)))
-        return Document(self.title, tuple(sections), (Sentence(self.best, strong=True),))
+        drawn = (Picture(*self.picture),) if self.picture and kind == "html" else ()
+        return Document(self.title, tuple(sections), (Sentence(self.best, strong=True), *drawn))
 
     def record(self) -> Iterable[str]:
         rows = (dict(zip(self.columns, row, strict=True)) for row in self.values)

@@ -126,11 +126,12 @@ const page = { find() {}, says() { return ""; }, show() {} };
     };
     for (const button of all("button[data-pick]", choice)) button.onclick = () => { pick(button.dataset.pick); look(); };
     const field = make("input", "", { type: "search", placeholder: "find modules: a regular expression", "aria-label": "find modules" });
-    const said = make("span", "", { role: "status" });
+    const said = make("span", "", { role: "status" }), line = make("p", "", { class: "controls" });
     const look = () => {
       let pattern = null;
       try { pattern = field.value ? new RegExp(field.value, "i") : null; } catch (error) { said.textContent = "not a regular expression yet"; return; }
       said.textContent = "";
+      line.hidden = !all('rect[data-key^="zoom:"]', choice).some((rect) => rect.ownerSVGElement.getClientRects().length);
       for (const svg of all("svg.chart", choice)) {
         const [count, share] = seek(svg, pattern);
         if (pattern && svg.getClientRects().length) said.textContent = `${count} found, ${share.toFixed(1)} % of the whole`;
@@ -139,9 +140,9 @@ const page = { find() {}, says() { return ""; }, show() {} };
     field.oninput = look;
     pick("0");
     if (!choice.querySelector('rect[data-key^="zoom:"]')) continue;
-    const line = make("p", "", { class: "controls" });
     line.append(field, " ", said);
     choice.querySelector(".picks").after(line);
+    look();
   }
 
   // -- the kernels of a row of the table, in every picture that has them; none: all stand out alike

@@ -204,8 +204,8 @@ def test_csv_and_markdown(record):
     text = render(AccuracyReport(scored), "md")
     assert "> **2 kernels were measured faster than the roofline bound allows: model error.**" in text
     assert "| memwall eager | old | attention | float16 | 1 | 12.4 | 12.4 | +12.4 |" in text
-    with pytest.raises(UsageError, match="has no 'html' form"):
-        render(AccuracyReport(scored), "html")
+    with pytest.raises(UsageError, match="has no 'parquet' form"):
+        render(AccuracyReport(scored), "parquet")
 
 
 def test_a_picture_has_every_gpu(record):

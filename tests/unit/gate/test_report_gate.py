@@ -558,8 +558,8 @@ def test_the_suffixes():
 
 
 def test_a_wrong_kind_and_a_wrong_option():
-    with pytest.raises(UsageError, match="a gate has no 'html' form; there is text, md, summary, github, junit"):
-        render_gate(fixture.PASS, "html")
+    with pytest.raises(UsageError, match="a gate has no 'csv' form; there is text, md, html, summary, github, junit"):
+        render_gate(fixture.PASS, "csv")
     with pytest.raises(TypeError, match="'colour'"):
         render_gate(fixture.PASS, "text", colour=True)
     assert render_gate(fixture.PASS, "json", width=20) == fixture.PASS.to_json()
