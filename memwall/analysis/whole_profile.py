@@ -132,8 +132,19 @@ def world(profile: Profile, schedule: Schedule) -> int:
 
 
 def energy(profile: Profile, schedule: Schedule) -> float | None:
-    """Joules of a step if all GPUs draw their power limit; None where it is not known."""
-    return schedule.gpu.tdp_w * world(profile, schedule) * schedule.totals.time_s or None
+    """Joules of a step of all GPUs, by what their kernels keep busy; None where their power limit is not known."""
+    watts = power(profile, schedule)
+    return None if watts is None else watts * world(profile, schedule) * schedule.totals.time_s
+
+
+def power(profile: Profile, schedule: Schedule) -> float | None:
+    """Watts of a GPU, mean of a step; None where its power limit is not known."""
+    from memwall.perfmodel.power import above_idle_j, mean_w
+
+    if not (time_s := schedule.totals.time_s):
+        return None
+    gpu = schedule.gpu
+    return mean_w(sum(above_idle_j(kernel, gpu) for kernel in schedule.kernels), time_s, gpu)
 
 
 def cost(per: str) -> Callable[..., float | None]:

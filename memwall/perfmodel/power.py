@@ -25,5 +25,16 @@ def idle_w(gpu: Gpu) -> float | None:
 
 def above_idle_j(found: Prediction, gpu: Gpu) -> float:
     """Joules that a kernel draws beyond those of as long a wait; 0 where the power limit is not known."""
-    drawn_s = COMPUTE * found.compute_s + MEMORY * found.memory_s
-    return gpu.tdp_w * min(drawn_s, (1 - IDLE) * found.time_s)
+    return drawn_j(found.compute_s, found.memory_s, found.time_s, gpu)
+
+
+def drawn_j(compute_s: float, memory_s: float, time_s: float, gpu: Gpu) -> float:
+    """The same of kernels of so many seconds, whose arithmetic and traffic are busy for some of them."""
+    return gpu.tdp_w * min(COMPUTE * compute_s + MEMORY * memory_s, (1 - IDLE) * time_s)
+
+
+def mean_w(above_idle_j: float, time_s: float, gpu: Gpu) -> float | None:
+    """Watts over so many seconds with so many joules beyond idle, up to the power limit; None where that is not
+    known."""
+    idle = idle_w(gpu)
+    return None if idle is None else min(idle + above_idle_j / time_s, gpu.tdp_w)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from memwall.perfmodel.power import above_idle_j, idle_w
+from memwall.perfmodel.power import above_idle_j, mean_w
 from memwall.serving.answer import Point
 from memwall.serving.simulation.engine import Policy
 from memwall.serving.simulation.timing import CACHED, GpuSteps
@@ -30,7 +30,7 @@ class StepPower:
 
     def watts(self, step: EngineStep, time_s: float) -> float | None:
         """Mean over a step of so many seconds; None where the power limit of the GPU is not known."""
-        return self.limited(self.above_idle_j(step) / time_s)
+        return mean_w(self.above_idle_j(step), time_s, self.steps.gpu)
 
     def _kernel_j(self, kernel: StepKernel, step: EngineStep) -> float:
         gpu = self.steps.gpu
@@ -41,11 +41,6 @@ class StepPower:
         if isinstance(kernel, Collective) or not step.tokens:
             return 0.0
         return above_idle_j(self.steps.prediction(kernel, step), gpu)
-
-    def limited(self, above_idle_w: float) -> float | None:
-        """Watts at so many beyond idle, up to the power limit; None where that is not known."""
-        idle = idle_w(self.steps.gpu)
-        return None if idle is None else min(idle + above_idle_w, self.steps.gpu.tdp_w)
 
 
 def run_watts(point: Point, policy: Policy) -> float | None:
@@ -62,4 +57,4 @@ def run_watts(point: Point, policy: Policy) -> float | None:
     computed = point.alone.tokens / point.workload.longest.prompt_tokens if found is None else 1 - found
     prompts_per_s = computed * run.prompt_tokens_per_s / point.alone.tokens
     drawn_w = decodes_per_s * decode_j + prompts_per_s * power.above_idle_j(point.alone)
-    return power.limited(drawn_w * point.layout.gpus / point.candidate.gpus)
+    return mean_w(drawn_w * point.layout.gpus / point.candidate.gpus, 1.0, point.gpu)

@@ -12,6 +12,7 @@ from memwall.core.question import options_of, part_of
 from memwall.hardware.cluster import cluster_of, hardware_of, load_cluster
 from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import load_gpu
+from memwall.perfmodel.power import drawn_j, mean_w
 from memwall.points import PointKind, Row, Task, tried
 from memwall.record.kernels import wall_shares
 from memwall.record.profile import Profile
@@ -110,17 +111,27 @@ class Trained:
     def wall(self) -> str:
         """What takes the most seconds of the slowest rank: kernels under a wall, the optimizer counted as bandwidth;
         ``link``, or the ``bubble`` of the pipeline."""
+        seconds = self._wall_s
+        seconds |= {"link": seconds.get("link", 0.0) + self.link_s, "bubble": self.bubble_s}
+        return max(seconds, key=seconds.__getitem__)
+
+    @property
+    def _wall_s(self) -> dict[str, float]:
+        """Seconds of the slowest rank's kernels by wall, the optimizer's as bandwidth."""
         step = self.found.step
         kernels_s = step.time_s - self.link_s - step.bubble_s - step.optimizer_s
         seconds = {name: share * kernels_s for name, share in self.walls.items()}
         seconds["bandwidth"] = seconds.get("bandwidth", 0.0) + step.optimizer_s
-        seconds |= {"link": seconds.get("link", 0.0) + self.link_s, "bubble": step.bubble_s}
-        return max(seconds, key=seconds.__getitem__)
+        return seconds
 
     @property
     def energy_j(self) -> float | None:
-        """Of a step, at the power limit of all GPUs; None where it is not known."""
-        return self.found.gpu.tdp_w * self.gpus * self.time_s or None
+        """Of a step on all GPUs, whose kernels keep busy what their walls say; None where the power limit is not
+        known."""
+        busy = self._wall_s
+        drawn = drawn_j(busy.get("compute", 0.0), busy["bandwidth"], self.time_s, self.found.gpu)
+        watts = mean_w(drawn, self.time_s, self.found.gpu)
+        return None if watts is None else watts * self.gpus * self.time_s
 
     @property
     def usd_per_step(self) -> float | None:
