@@ -3,8 +3,8 @@
 It calls one target (one instance, if it is a class) with each request, and sends back the result or the
 :class:`MemwallError` that it raises. Any other exception ends it. Where each request is to find the process as it was
 at first, whatever the last one did to it, each is answered in a fork (``apart``), several at once if several are sent:
-what is imported is shared, and only the answer comes back. It ends with its parent in any case, even in the middle of a
-call: the parent holds its standard input open.
+what is imported is shared, only the answer comes back, and what a fork has started ends with it. It ends with its
+parent in any case, even in the middle of a call: the parent holds its standard input open.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,6 +34,8 @@ FORKS = sys.platform == "linux"
 _START = "from memwall.core.process import serve; serve()"
 #: how long a process looks for a request before it looks for forks that have ended
 _POLL_S = 0.02
+#: of ``prctl(2)``: orphans below this process become its children
+_PR_SET_CHILD_SUBREAPER = 36
 #: the process that has an answer to give; None where memwall is only a part of a program
 _answering: int | None = None
 
@@ -256,6 +258,7 @@ def serve() -> None:
     answer = getattr(import_module(module), name)
     if isinstance(answer, type):
         answer = answer()
+    own = _adopting() if apart else set[int]()
     pipe: Connection[Any, Any] = Connection(descriptor)
     number = 0
     forks: dict[int, tuple[int, IO[bytes]]] = {}  # process → the number of its request, and where its answer will be
@@ -280,9 +283,37 @@ def serve() -> None:
             ended, status = os.waitpid(process, os.WNOHANG)
             if ended:
                 asked, place = forks.pop(process)
+                _end_all_but(own | forks.keys())
                 _reply(pipe, asked, _made(place, os.waitstatus_to_exitcode(status)))
-    for process in forks:
-        os.waitpid(process, 0)
+    if apart:
+        _end_all_but(own)
+
+
+def _adopting() -> set[int]:
+    """The children of this process, which from now on is the parent of every descendant that loses its own (Linux)."""
+    import ctypes
+
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    return set(_children())
+
+
+def _children() -> list[int]:
+    """The children of this process, none where the system does not list them."""
+    found = []
+    for place in Path("/proc", "self", "task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += [int(number) for number in place.read_text().split()]
+    return found
+
+
+def _end_all_but(kept: Set[int]) -> None:
+    """End the children that a fork has left, and theirs, which become children when their parent ends."""
+    while left := [number for number in _children() if number not in kept]:
+        for number in left:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(number, signal.SIGKILL)
+                os.waitpid(number, 0)
 
 
 def _reply(pipe: Connection[Any, Any], number: int, made: bytes) -> None:

@@ -21,7 +21,7 @@ from memwall.frontend.targets.target import split_target
 from memwall.mcp_server.folder import check_file, check_paths
 from memwall.mcp_server.records import SCHEME, Records
 from memwall.mcp_server.running import AskedTool, CompilingRunner, RanTool, ToolRunner, TransformersRunner
-from memwall.mcp_server.tools import TOOLS, check, is_target, texts_in, words
+from memwall.mcp_server.tools import TOOLS, check, is_target, starts_server, texts_in, words
 
 #: the most calls at a time, and that wait; further ones are refused
 MOST_AT_ONCE, MOST_WAITING = 8, 256
@@ -147,7 +147,7 @@ class ToolCalls:
                 names = is_target(name, word)
                 is_written_out = names and split_target(text).kind == "expression"  # whose / divides
                 check_paths(text, self._limits.folder, in_parts=not is_written_out)
-                if names and not is_written_out:
+                if names and not is_written_out and not starts_server(name, word, text):
                     check_file(text, self._limits.folder)
         return {word: self._filed(value) for word, value in given.items()}
 

@@ -14,7 +14,7 @@ import click
 from memwall.cli.options import numbers
 from memwall.core.errors import UsageError, unknown
 from memwall.core.structure import one_line
-from memwall.wings import command_module
+from memwall.wings import command_module, part
 
 #: options of a terminal: where files are written, how the page looks, what is shown meanwhile
 _OF_A_TERMINAL = "output json quiet no_progress style figure emit check all"
@@ -22,6 +22,10 @@ _OF_A_TERMINAL = "output json quiet no_progress style figure emit check all"
 
 #: options of other answers of a command: of a profiler's trace, of a layout of GPUs, of a table
 _OF_A_TRACE, _OF_A_LAYOUT, _OF_A_TABLE = "other_rank ncu hlo", "parallel state no_overlap scale", "top sort by depth"
+
+
+#: characters of a text, and items of a list, that a client may send
+LONGEST_TEXT, LONGEST_LIST = 20_000, 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +87,8 @@ TOOLS: Mapping[str, Tool] = {
         command="serve",
         report="ServingReport",
         about="What a server of a language model does under load: time to first token, time per token, throughput, "
-        "memory and cost for each GPU and load.",
-        but="launch",
-        needed="target",
+        "memory and cost for each GPU and load. TARGET: hf:FOLDER, or the command that starts a server, such as 'vllm "
+        "serve FOLDER --tensor-parallel-size 8', which may also stand in a file, 'launch'.",
     ),
     "gpus": Tool(
         command="gpus",
@@ -139,7 +142,7 @@ def _property(param: click.Parameter) -> dict[str, Any]:
     if getattr(param, "is_flag", False):
         one = {"type": "boolean"}
     elif param.multiple or param.nargs == -1:
-        one = {"type": "array", "items": one}
+        one = {"type": "array", "items": one, "maxItems": LONGEST_LIST}
     said = getattr(param, "help", None) or "Below the folder that the server was started in."
     return {**one, "description": said}
 
@@ -156,7 +159,7 @@ def _value(kind: click.ParamType) -> dict[str, Any]:
             least = getattr(kind, "min", None)
             key = "exclusiveMinimum" if getattr(kind, "min_open", False) else "minimum"
             return {"type": name} if least is None else {"type": name, key: least}
-    return {"type": "string"}
+    return {"type": "string", "maxLength": LONGEST_TEXT}
 
 
 def check(name: str, given: Mapping[str, Any]) -> None:
@@ -171,7 +174,11 @@ def check(name: str, given: Mapping[str, Any]) -> None:
     wrong: Any = best_match(Draft202012Validator(input_schema(name)).iter_errors(given))
     if wrong is not None:
         place = ".".join(map(str, wrong.absolute_path))
-        raise UsageError(f"{place}: {one_line(wrong.message)}" if place else one_line(wrong.message))
+        is_long = wrong.validator in ("maxLength", "maxItems")
+        said = (
+            f"{len(wrong.instance):,} are more than {wrong.validator_value:,}" if is_long else one_line(wrong.message)
+        )
+        raise UsageError(f"{place}: {said}" if place else said)
 
 
 def words(name: str, given: Mapping[str, Any]) -> list[str]:
@@ -209,11 +216,17 @@ def texts_in(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield word, each
 
 
-#: options that name another model
-_MODELS = ("draft",)
+#: options that name another model, or a file alone
+_FILES = ("draft", "launch")
 
 
 def is_target(name: str, word: str) -> bool:
     """Whether a text of a property has to be a file or a folder: a target would else be a module to import."""
     param = parameters(name)[word]
-    return (isinstance(param, click.Argument) and name != "gpus") or word in _MODELS
+    return (isinstance(param, click.Argument) and name != "gpus") or word in _FILES
+
+
+def starts_server(name: str, word: str, text: str) -> bool:
+    """Whether a target is the command of a server, whose words are flags and files."""
+    found: bool = TOOLS[name].command == "serve" and word not in _FILES and part("serving.starts_engine")(text)
+    return found

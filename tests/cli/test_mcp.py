@@ -28,7 +28,7 @@ from mcp.client.streamable_http import streamable_http_client
 HANDLE = re.compile(r"memwall://record/[0-9a-f]{16}")
 #: a model of which a line runs when it is made, as what a client's file may do
 BAD = """\
-import os, socket, time
+import os, socket, subprocess, time
 import torch
 
 def model():
@@ -51,7 +51,8 @@ def place(tmp_path_factory) -> Path:
     (top / "secret.toml").write_text("SECRET = 1\n")
     (folder / "link.py").symlink_to(top / "secret.py")
     lines = {
-        "slow": "open('slow.pid', 'w').write(str(os.getpid())); time.sleep(600)",
+        "slow": "p = subprocess.Popen(['sleep', '600'], start_new_session=True).pid; "
+        "open('slow.pid', 'w').write(f'{os.getpid()} {p}'); time.sleep(600)",
         "large": "kept = [bytearray(1 << 28) for _ in range(64)]",
         "gone": "os._exit(0)",
         "crash": "os.kill(os.getpid(), 11)",
@@ -172,6 +173,14 @@ def test_serve_has_a_row_for_each_load(caller, place):
     assert len(answer["figures"]) == 2 and all(row["tpot_s"] > 0 for row in answer["figures"])
 
 
+def test_serve_takes_the_command_of_a_server_and_a_file_with_it(caller, place):
+    target_of(place / "llama", SHORT_LLAMA)
+    line, load = "vllm serve llama --max-num-seqs 4", {"gpu": ["h100-sxm"], "concurrency": [4], "closed_form": True}
+    (place / "serve.sh").write_text(f"{line}\n")
+    asked = caller.call("serve", target=line, **load), caller.call("serve", launch="serve.sh", **load)
+    assert asked[0]["figures"] == asked[1]["figures"] != []
+
+
 def test_gpus_has_the_numbers_of_a_gpu(caller):
     (row,) = caller.call("gpus", names=["h100-sxm"])["figures"]
     assert row["dram_bytes_per_s"] == 3.35e12  # the datasheet's 3.35 TB/s
@@ -254,6 +263,12 @@ def test_the_loop_of_the_docs_answers_as_they_show(caller, place):
     ("profile", {"target": "model.py", "host": "../secret.toml"}, "leads out of the folder"),
     ("serve", {"target": "model.py", "trace": "/etc/passwd"}, "leads out of the folder"),
     ("serve", {"target": "model.py", "draft": "os:getcwd"}, "is no file below the folder"),
+    ("serve", {"target": "vllm serve ../secret.py"}, "leads out of the folder"),
+    ("serve", {"target": "vllm serve . --config=/etc/passwd"}, "leads out of the folder"),
+    ("serve", {"target": "vllm serve org/name"}, "org/name"),
+    ("serve", {"launch": "../secret.py"}, "leads out of the folder"),
+    ("serve", {"launch": "vllm serve llama"}, "is no file below the folder"),
+    ("serve", {}, "name a TARGET"),
     ("trace", {"target": "model.py", "ncu": "/etc/passwd"}, "leads out of the folder"),
     ("profile", {"target": "memwall://record/../../secret"}, "no record"),
     ("profile", {"target": "os:getcwd"}, "is no file below the folder"),
@@ -266,6 +281,8 @@ def test_the_loop_of_the_docs_answers_as_they_show(caller, place):
     ("profile", {"target": ["model.py"]}, "is not of type 'string'"),
     ("profile", {"target": {"a": 1}}, "is not of type 'string'"),
     ("profile", {"target": None}, "is not of type 'string'"),
+    ("profile", {"target": "a" * 1_000_000}, "1,000,000 are more than 20,000"),
+    ("profile", {"target": "a" * 20_000}, "is no file below the folder"),
     ("profile", {"target": "model.py", "gpu": ["h10"]}, "no GPU named 'h10'"),
     ("profile", {"target": "model.py", "output": ["x.json"]}, "no option named 'output'"),
     ("fuse", {"target": "model.py", "emit": "x"}, "no option named 'emit'"),
@@ -321,16 +338,16 @@ def test_a_hundred_calls_at_once_are_all_answered(caller):
     assert len(found) == 100 and not any(each.is_error for each in found)
 
 
-def test_a_call_that_is_cancelled_ends_its_process(caller, place):
+def test_a_call_that_is_cancelled_ends_its_process_and_what_that_has_started(caller, place):
     async def cancelled():
         async with anyio.create_task_group() as group:
             group.start_soon(caller.client.call_tool, "profile", {"target": "slow.py"})
-            pid = await anyio.to_thread.run_sync(wait_for, lambda: int((place / "slow.pid").read_text()))
+            pids = await anyio.to_thread.run_sync(wait_for, lambda: (place / "slow.pid").read_text().split())
             group.cancel_scope.cancel()
-        return pid
+        return map(int, pids)
 
-    pid = caller.portal.call(cancelled)
-    wait_for(lambda: not is_alive(pid))
+    pids = list(caller.portal.call(cancelled))
+    wait_for(lambda: not any(map(is_alive, pids)))
     assert caller.call("gpus", names=["h100-sxm"])["figures"]  # it answers still
 
 

@@ -22,7 +22,7 @@ from memwall.frontend.targets.inputs import SHORT_DTYPES, InputSpec, make_tensor
 
 _DTYPES = "|".join((*SHORT_DTYPES, *ITEMSIZE))
 #: an input, or a call of a function
-_LOOKS = re.compile(rf"\b(?:{_DTYPES})\s*\[|[A-Za-z_][\w.]*\s*\(")
+_LOOKS = re.compile(rf"\b(?:(?:{_DTYPES})\s*+\[|[A-Za-z_]\w*+\s*+\()")
 #: an input of no sizes, which Python cannot read
 _SCALAR = re.compile(rf"\b({_DTYPES})\[\s*\]")
 #: what ends as a file, or as a name in one, is none

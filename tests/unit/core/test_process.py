@@ -1,5 +1,6 @@
 """A child process: its answers, its errors, and how it is lost."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -31,6 +32,15 @@ def answer(word, *arguments):
         Path(arguments[0]).touch()
         while True:
             pass
+    if word == "leave":  # a process in a session of its own, and one that lost its parent
+        asleep = [sys.executable, "-c", "import time; time.sleep(3600)"]
+        started = subprocess.Popen(asleep, start_new_session=True).pid
+        if not os.fork():
+            again = os.fork()
+            Path(arguments[0]).write_text(f"{started} {again}") if again else time.sleep(3600)
+            os._exit(0)
+        wait_for(lambda: Path(arguments[0]).read_text())
+        time.sleep(arguments[1])
     if word == "print":
         print(*arguments)
     if word == "stdin":
@@ -181,3 +191,19 @@ def test_what_a_request_apart_prints_is_shown(start, monkeypatch, capfd):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     start(apart=True, shown=True).ask(60.0, "print", "from the model")
     assert "from the model" in capfd.readouterr().err
+
+
+@pytest.mark.skipif(not FORKS, reason="this system cannot fork a process that has imported torch")
+@pytest.mark.parametrize("how", ["answers", "cancelled", "stopped"])
+def test_what_a_request_apart_has_started_ends_with_it(start, tmp_path, how):
+    child, place = start(apart=True), tmp_path / "left"
+    number = child.send("leave", str(place), 0 if how == "answers" else 3600)
+    left = wait_for(lambda: [int(pid) for pid in place.read_text().split()])
+    if how == "stopped":
+        child.stop()
+    else:
+        if how == "cancelled":
+            child.cancel(number)
+        with contextlib.suppress(Lost):
+            child.receive(60.0)
+    wait_for(lambda: not any(map(is_alive, left)))

@@ -27,7 +27,7 @@ def test_a_property_has_the_type_choices_and_least_of_its_option():
     assert (taken["batch"]["type"], taken["batch"]["minimum"]) == ("integer", 1)
     assert taken["cuda_graph"]["type"] == "boolean"
     assert "training" in taken["mode"]["enum"]
-    assert taken["gpu"]["items"] == {"type": "string"}
+    assert taken["gpu"]["items"]["type"] == "string"
     assert input_schema("serve")["properties"]["concurrency"]["items"]["type"] == "integer"
 
 
@@ -44,6 +44,8 @@ def test_no_tool_writes_a_file(tool):
     ({"target": "m.py", "batch": 0}, "batch: 0 is less than the minimum of 1"),
     ({"target": "m.py", "gpu": [["h100"]]}, "gpu.0: \\['h100'\\] is not of type 'string'"),
     ({"target": "m.py", "mode": "train"}, "mode: 'train' is not one of"),
+    ({"target": "a" * 20_001}, "target: 20,001 are more than 20,000"),
+    ({"target": "m.py", "gpu": ["h100"] * 1_001}, "gpu: 1,001 are more than 1,000"),
     ({"target": "m.py", "bacth": 8}, "no option named 'bacth'; did you mean batch"),
 ])  # fmt: skip
 def test_a_wrong_call_is_one_line(given, said):
