@@ -54,6 +54,11 @@ class EngineHost:
         seconds = ("step_s", "launch_s", "request_s", "sequence_s")
         return replace(self, **{name: factor * getattr(self, name) for name in seconds})
 
+    @property
+    def of_draft(self) -> EngineHost:
+        """That of a draft, whose kernels are in the step of the model that it guesses for."""
+        return EngineHost(self.name, kernels_factor=self.kernels_factor)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimit:

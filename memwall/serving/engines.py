@@ -57,9 +57,7 @@ class Guess:
         else:
             own = replace(stored_in(stored, self.model), tp=steps.layout.tp)
             check_layout(self.model.served, own)
-            draft = GpuSteps(
-                self.model.served, steps.gpu, own, steps.cluster, steps.utilization, straggler=steps.straggler
-            )
+            draft = steps.guessing(self.model.served, own)
         return Speculation(draft_tokens=self.draft_tokens, accept=self.accept, draft=draft)
 
 

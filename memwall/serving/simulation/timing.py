@@ -99,10 +99,16 @@ class GpuSteps:
         if self.layout.gpus > 1 and self.cluster is None:
             raise UsageError(f"{self.layout.gpus} GPUs of {self.gpu.name} share a model over a link: name the cluster")
 
-    def guessing(self) -> GpuSteps:
-        """The steps of a module that guesses tokens, in the same CUDA graph."""
+    def guessing(self, served: ServedKernels | None = None, layout: Layout | None = None) -> GpuSteps:
+        """The steps of what guesses tokens in the same CUDA graph: the model's own module, or another model."""
         return GpuSteps(
-            self.served.guessing(), self.gpu, self.layout, self.cluster, self.utilization, straggler=self.straggler
+            served or self.served.guessing(),
+            self.gpu,
+            layout or self.layout,
+            self.cluster,
+            self.utilization,
+            host=self.host.of_draft,
+            straggler=self.straggler,
         )
 
     @cached_property

@@ -450,6 +450,13 @@ def test_an_engine_takes_longer_for_each_sequence_and_by_a_factor_for_kernels(tr
     assert slow.decodes([4], [100])[0] == [pytest.approx(slow.step_s(4, 400))]
 
 
+def test_a_draft_has_the_factor_of_kernels_and_none_of_the_cpu(traced):
+    model = served(traced(SHORT_LLAMA).graph)
+    plain, slow = steps_of(model, Layout()), steps_of(model, Layout())
+    slow.host = EngineHost("slow", step_s=0.002, sequence_s=1e-5, kernels_factor=3)
+    assert slow.guessing(model).step_s(4, 400) == pytest.approx(3 * plain.step_s(4, 400))
+
+
 def test_attention_that_lies_between_graphs_waits_for_the_cpu(traced):
     """So many launches more in a step of decodes; a prompt that no graph holds launches every kernel either way."""
     model = served(traced(SHORT_LLAMA).graph)
