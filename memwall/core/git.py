@@ -28,6 +28,8 @@ def git(folder: str | os.PathLike[str], *arguments: str, given: str = "", **vari
         )
     except FileNotFoundError:
         raise UsageError(f"git {arguments[0]} in {folder}: git is not installed, or there is no such folder") from None
+    except ValueError:
+        raise UsageError(f"git {arguments[0]}: a NUL stands in what it is asked") from None
     except NotADirectoryError:
         raise UsageError(f"git {arguments[0]}: {folder} is no folder") from None
     return done.returncode, (done.stdout if done.returncode == 0 else done.stderr).rstrip()

@@ -23,11 +23,12 @@ from memwall.analysis.savings import group_name
 from memwall.analysis.table import group_by
 from memwall.analysis.validation import Pair
 from memwall.bench.device import in_doubt
-from memwall.bench.drift.runs import KernelKey, RecordedRun, shown_commit
+from memwall.bench.drift.runs import KernelKey, RecordedRun, shown_commit, told
 from memwall.bench.origin import TIME
 from memwall.bench.stats import scatter, side
 from memwall.core.errors import UsageError, unknown
 from memwall.core.git import git
+from memwall.core.structure import one_line
 from memwall.core.units import bandwidth, si
 from memwall.core.version import __version__
 from memwall.record.measurement import Timing
@@ -36,6 +37,8 @@ SCHEMA = "memwall.drift/1"
 
 #: what of an environment tells no two runs apart: when it ran, what is told otherwise, and what is timed itself
 _NOT_CHANGED = ("time", "commit", "changes", "note", "floor_s", "module_step")
+#: characters of a condition that are told
+_LONGEST = 60
 #: two clocks, or two bandwidths of a copy, that differ by no more are one
 _SAME_RATE = 0.02
 
@@ -105,13 +108,15 @@ class KernelDrift:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """What a folder of runs says: its kernels, those that drift first, of each the longest first."""
+    """What a folder of runs says: its kernels, those that drift first, of each the longest first. ``gone`` names those
+    that the latest run has no time of, and the run before has."""
 
     runs: int
     first: str
     last: str
     since: str
     kernels: tuple[KernelDrift, ...]
+    gone: tuple[str, ...] = ()
     schema: str = SCHEMA
     memwall_version: str = __version__
 
@@ -145,14 +150,12 @@ def find_drift(
         raise unknown("run of a workload named", workload, names)
     chosen = [run for run in runs if workload in (None, run.workload.name)]
     begin = "" if since is None else _time_of(since, chosen)
-    found = [
-        kernel
-        for series in group_by(chosen, [run.series for run in chosen]).values()
-        for kernel in _of_series(series, begin, least)
-    ]
+    several = group_by(chosen, [run.series for run in chosen]).values()
+    found = [kernel for series in several for kernel in _of_series(series, begin, least)]
+    gone = [name for series in several for name in _gone(series, begin)]
     ordered = sorted(found, key=lambda kernel: (kernel.drifted is None, -kernel.step_s))
     files = {run.file for run in chosen}
-    return Drift(len(files), chosen[0].time, chosen[-1].time, since or "", tuple(ordered))
+    return Drift(len(files), chosen[0].time, chosen[-1].time, since or "", tuple(ordered), tuple(gone))
 
 
 def _time_of(since: str, runs: Sequence[RecordedRun]) -> str:
@@ -186,6 +189,15 @@ def _of_series(series: Sequence[RecordedRun], begin: str, least: float) -> list[
         rows = [(run, run.kernels[key]) for run in series if key in run.kernels]
         found.append(_of_kernel(key, rows, begin, least))
     return found
+
+
+def _gone(series: Sequence[RecordedRun], begin: str) -> list[str]:
+    """The kernels that the run before the latest has, and the latest has not: renamed, not run or failed."""
+    if len(series) < 2 or series[-1].time < begin:
+        return []
+    before, latest = series[-2:]
+    left = [pair for key, pair in before.kernels.items() if key not in latest.kernels]
+    return [f"{group_name(pair.op_names or [pair.kernel.name])} of {latest.workload.name}" for pair in left]
 
 
 def _of_kernel(key: KernelKey, rows: Sequence[tuple[RecordedRun, Pair]], begin: str, least: float) -> KernelDrift:
@@ -269,7 +281,7 @@ def _departure(rows: Sequence[tuple[RecordedRun, Pair]], first: int | None, wher
     run = rows[first][0]
     before = rows[first - 1] if first else None
     changed = _changes(_conditions(*before), _conditions(*rows[first])) if before else ()
-    torch = str(run.measurement.environment.get("torch", ""))
+    torch = told(run.measurement, "torch")
     way = "slower" if where > 0 else "faster"
     return Departure(way, run.time, shown_commit(run), torch, before[0].time if before else "", changed)
 
@@ -277,7 +289,9 @@ def _departure(rows: Sequence[tuple[RecordedRun, Pair]], first: int | None, wher
 def _conditions(run: RecordedRun, pair: Pair) -> dict[str, Any]:
     """What a time depends on beside the kernel: name → text, or a rate in base units."""
     environment, sensors = run.measurement.environment, pair.kernel.sensors
-    plain = {name: str(value) for name, value in environment.items() if isinstance(value, (str, int, float))}
+    plain = {
+        name: one_line(value, _LONGEST) for name, value in environment.items() if isinstance(value, (str, int, float))
+    }
     return {
         "commit": shown_commit(run),
         **{name.replace("_", " "): text for name, text in plain.items() if name not in _NOT_CHANGED},
@@ -296,7 +310,7 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, 
         old, new = before.get(name), after.get(name)
         if isinstance(old, float) and isinstance(new, float):
             shown = bandwidth if name == "copy" else lambda value: si(value, "Hz")
-            if abs(new / old - 1) > _SAME_RATE:
+            if abs(new - old) > _SAME_RATE * old:
                 found.append(f"{name} {shown(old)} -> {shown(new)}")
         elif (old or new) and isinstance(old or "", str) and isinstance(new or "", str) and (old or "") != (new or ""):
             found.append(f"{name} {old or 'none'} -> {new or 'none'}")

@@ -47,6 +47,12 @@ class DriftReport(Report):
             names = few(dict.fromkeys(cut_name(kernel.kernel) for kernel in outside))
             text = f"{counted(len(outside), 'kernel')} lay outside of the modeled range in every run, an error of the"
             blocks.append(Sentence(f"{text} model and no drift: {names}."))
+        if drift.gone:
+            names = few(dict.fromkeys(map(cut_name, drift.gone)))
+            text = (
+                f"The latest run has no time of {counted(len(drift.gone), 'kernel')} that the run before has: {names}."
+            )
+            blocks.append(Sentence(text))
         if drifted:
             blocks.append(_table(drifted))
         answer = (Sentence(sentence(drift), strong=True),)

@@ -25,6 +25,8 @@ from memwall.frontend.facts import WorkloadInfo
 from memwall.record.measurement import Measurement, Timing
 from memwall.record.profile import Profile
 
+#: a time as a record has it
+EXAMPLE = "2026-11-22T05:24:55Z"
 #: hexadecimal digits of a commit, as git shortens it
 SHORT = 9
 #: characters of a workload's name that a file's name keeps as they are
@@ -52,7 +54,7 @@ class RecordedRun:
 
     @property
     def commit(self) -> str:
-        return str(self.measurement.environment.get("commit", ""))
+        return told(self.measurement, "commit")
 
     @property
     def changes(self) -> bool:
@@ -88,7 +90,7 @@ class RecordedRun:
     def place(self) -> str:
         """``2026-11-22 05:24 at 1a2b3c4d5, torch 2.11.0``: which run it is, in words."""
         at = f" at {shown_commit(self)}" if self.commit else ""
-        torch = self.measurement.environment.get("torch")
+        torch = told(self.measurement, "torch")
         return f"{self.time[:16].replace('T', ' ')}{at}{f', torch {torch}' if torch else ''}"
 
 
@@ -147,7 +149,7 @@ def keep(profile: Profile, folder: Path) -> Path:
 
 
 def _stem(name: str, measurement: Measurement) -> str:
-    commit = str(measurement.environment.get("commit", ""))[:SHORT] or "no-commit"
+    commit = _PLAIN.sub("_", told(measurement, "commit"))[:SHORT] or "no-commit"
     return "-".join((_time(measurement).replace(":", "").replace("-", ""), commit, _PLAIN.sub("_", name)[:60]))
 
 
@@ -163,8 +165,14 @@ def _reserved(folder: Path, stem: str) -> Path:
     raise AssertionError("unreachable")
 
 
+def told(measurement: Measurement, name: str) -> str:
+    """A text of the environment of a measurement; empty where it has none, or something else."""
+    found = measurement.environment.get(name)
+    return found if isinstance(found, str) else ""
+
+
 def _time(measurement: Measurement) -> str:
-    return str(measurement.environment.get("time", ""))
+    return told(measurement, "time")
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -209,6 +217,8 @@ def _runs_of(path: Path) -> list[RecordedRun]:
         raise UsageError(f"{path} is no run: it has no measurements")
     runs = [(run.measurement, run.measured) for device in devices(profile) for run in device.runs]
     timed = [(measurement, pairs) for measurement, pairs in runs if _is_time(_time(measurement))]
+    if not timed and any(_time(measurement) for measurement, _ in runs):
+        raise UsageError(f"{path} is no run: it does not say when it was measured as {EXAMPLE}, in UTC")
     if not timed:
         raise UsageError(f"{path} is no run: it does not say when it was measured, as older memwalls wrote it")
     cpus = {schedule.gpu.name for schedule in profile.simulations if schedule.gpu.cpu is not None}

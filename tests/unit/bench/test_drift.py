@@ -310,3 +310,54 @@ def test_outside_of_a_repository_and_of_a_saved_profile_there_is_no_commit(tmp_p
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert "commit" not in origin_of(made(1))
     assert "commit" not in origin_of(f"{repository}/saved.json")
+
+
+# -- records as they may come ------------------------------------------------------------------------------------------
+
+
+def edited(path, change):
+    """A record with its kernels changed."""
+    kept = json.loads(gzip.decompress(path.read_bytes()))
+    change(kept["measurements"][0]["kernels"])
+    path.write_bytes(gzip.compress(json.dumps(kept).encode()))
+
+
+def test_a_kernel_that_the_latest_run_has_no_time_of_is_named(tmp_path):
+    record(tmp_path, 1)
+    edited(record(tmp_path, 2), lambda kernels: kernels.pop(0))
+    drift = drift_of(tmp_path)
+    assert drift.gone == ("mm of tiny",)
+    text = render(DriftReport(drift), "text")
+    assert "The latest run has no time of 1 kernel that the run before has: mm of tiny." in text
+
+
+def test_a_kernel_that_comes_back_is_not_gone(tmp_path):
+    edited(record(tmp_path, 1), lambda kernels: kernels.pop(0))
+    record(tmp_path, 2)
+    assert drift_of(tmp_path).gone == ()
+
+
+def test_a_clock_of_zero_is_a_clock(tmp_path):
+    edited(record(tmp_path, 1), lambda kernels: [kernel["sensors"].update(clock_hz=0.0) for kernel in kernels])
+    record(tmp_path, 2, mm=50.0)
+    assert "clock 0 Hz -> 1.40 GHz" in product(drift_of(tmp_path)).left_scatter.changed
+
+
+def test_what_is_no_text_is_not_told(tmp_path):
+    record(tmp_path, 1)
+    record(tmp_path, 2, mm=50.0, torch=None, commit=7)
+    left = product(drift_of(tmp_path)).left_scatter
+    assert (left.torch, left.commit) == ("", "")
+
+
+def test_a_long_condition_is_cut(tmp_path):
+    record(tmp_path, 1)
+    record(tmp_path, 2, mm=50.0, driver="x" * 10_000)
+    assert max(map(len, product(drift_of(tmp_path)).left_scatter.changed)) < 100
+
+
+def test_a_time_that_is_not_utc_is_refused_as_that(tmp_path):
+    record(tmp_path, 1)
+    record(tmp_path, 2, time="2026-01-02T05:24:55+02:00")
+    _, (line,) = read_runs(tmp_path)
+    assert line.endswith("is no run: it does not say when it was measured as 2026-11-22T05:24:55Z, in UTC")
