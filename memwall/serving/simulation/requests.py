@@ -107,7 +107,7 @@ class _PoolServer:
         self._link_s: dict[Scheduler, float] = {}
 
     def run(self, workload: RequestLoad) -> Requests:
-        sessions, served = workload.sessions(), list[Request]()
+        sessions, served = iter(workload.sessions), list[Request]()
         clients = workload.count if workload.concurrency is None else workload.concurrency
         for session in itertools.islice(sessions, clients):
             self._ask(session, 0.0)

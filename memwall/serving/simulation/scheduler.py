@@ -344,9 +344,9 @@ class Scheduler:
 
     def _trim(self, ending: Sequence[Request] = ()) -> None:
         """Take memory for running requests, and for those that end now, from what nobody holds."""
-        if self._prefixes.idle_tokens:
-            used = self._used_bytes() + sum(self.engine.kv_bytes(request.most_tokens) for request in ending)
-            self._prefixes.trim((self.engine.cache_bytes - used) / self.engine.token_bytes)
+        room = self.engine.cache_bytes - sum(self.engine.kv_bytes(request.most_tokens) for request in ending)
+        if self._most_bytes + self._prefixes.idle_tokens * self.engine.token_bytes > room:
+            self._prefixes.trim((room - self._used_bytes()) / self.engine.token_bytes)
 
     def found(self, request: Request) -> int:
         """Tokens of a prompt that the engine has kept."""

@@ -165,11 +165,15 @@ class RequestLoad:
 
     def asked(self) -> Iterator[AskedRequest]:
         """The requests in the order in which sessions begin."""
-        for session in self.sessions():
+        for session in self.sessions:
             yield from session
 
-    def sessions(self) -> Iterator[tuple[AskedRequest, ...]]:
+    @cached_property
+    def sessions(self) -> tuple[tuple[AskedRequest, ...], ...]:
         """The turns of each session, in the order in which sessions begin."""
+        return tuple(self._sessions())
+
+    def _sessions(self) -> Iterator[tuple[AskedRequest, ...]]:
         reuses = self.reuses
         for asked in self.trace[: self.count]:
             cached = self.cached(asked.prompt_tokens)

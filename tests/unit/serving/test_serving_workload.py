@@ -52,7 +52,7 @@ def test_each_turn_has_its_session_in_front():
 
 def test_turns_come_at_the_rate_of_requests_and_after_a_pause_of_a_mean():
     load = RequestLoad(turns=4, think_s=2.0, rate_per_s=8, requests=8000)
-    sessions = list(load.sessions())
+    sessions = load.sessions
     assert sessions[-1][0].arrival_s == pytest.approx(1000, rel=0.05)
     assert [asked.arrival_s for asked in sessions[0][1:]] == [None] * 3
     assert statistics.mean(asked.think_s for each in sessions for asked in each[1:]) == pytest.approx(2, rel=0.05)
