@@ -1,17 +1,17 @@
 """The gate's result as GitHub-flavoured Markdown: the comment on a pull request and the summary of a step.
 
-Both places refuse a text that is too long, so the less important goes first: checks that pass, then causes, then the
-mildest failures; what was left out is counted. Names are in ``<code>``, so that no mention or link becomes active.
+What changed comes first, a line for each cause. Both places refuse a text that is too long, so the less important goes:
+checks that pass, then the mildest failures, then the last causes; what was left out is counted. Names are in
+``<code>``, so that no mention or link becomes active.
 """
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from memwall.gate import wording as say
 from memwall.gate.result import Check, GateResult
-from memwall.gate.wording import NAME, Moved, name
+from memwall.gate.wording import NAME, name
 from memwall.report.markdown import escape, row
 
 #: The first line of a comment, by which a bot finds it again.
@@ -19,13 +19,12 @@ MARKER = "<!-- memwall-gate -->"
 #: GitHub takes 65,536 characters in a comment and 1 MiB in a step's summary; bytes are counted here, the stricter.
 COMMENT_BYTES = 65_000
 SUMMARY_BYTES = 1_000_000
-#: Shares of the room up to which problems, failures, causes and what passes may fill it, one after another.
-_SHARES = (0.25, 0.6, 0.85, 1.0)
+#: Shares of the room up to which problems, changes, failures and what passes may fill it, one after another.
+_SHARES = (0.25, 0.5, 0.85, 1.0)
 
 _SIGN = {"pass": "✅", "fail": "❌", "inconclusive": "⚠️"}
 _HEADINGS = ("", "workload", "check", "GPU", "policy", "baseline", "value", "change", "limit")
 _ALIGNED = (":---", ":---", ":---", ":---", ":---", "---:", "---:", "---:", "---:")
-_CAUSE_HEADINGS = ("cause", "op", "module", "source", "±", "moves", "detail")
 
 
 class _Page:
@@ -66,20 +65,35 @@ def _markdown(result: GateResult, top: int, limit: int, *first: str) -> str:
     good = [check for check in result.checks if check.verdict == "pass"]
     page.add(*first, f"### {NAME}: {result.verdict} {_SIGN[result.verdict]}", "")
     page.add(f"**{escape(say.counts(result))}**; {_code(say.compared_with(result))}", "")
+    if again := say.command(result):
+        page.add(f"Again: {_code(again)}", "")
     problems = [f"- {_code(note)}" for note in say.notes(result)]
     problems += [f"- {_SIGN[problem.verdict]} {_code(say.problem_sentence(problem))}" for problem in result.problems]
     head = (row(_HEADINGS), row(_ALIGNED))
     _list(page, problems, _SHARES[0], "more")
-    _list(page, map(_check_row, bad), _SHARES[1], "more that do not pass", *head)
-    groups = [group for group in say.of_workloads(bad) if group[0].causes or group[0].message]
-    taken = page.take([_causes(group, top) for group in groups], _SHARES[2])
-    if rest := sum(map(len, groups[taken:])):
-        page.add(f"and {rest:,} more with causes, left out here", "")
+    _list(page, _changes(bad, top), _SHARES[1], "more changes", "**What changed**", "")
+    _list(page, map(_check_row, bad), _SHARES[2], "more that do not pass", *head)
+    said = [f"- {_code(say.group_sentence(group))}" for group in say.by_causes(bad) if group[0].message]
+    _list(page, said, _SHARES[2], "more that say why")
     if good:
         page.add(f"<details><summary>{len(good):,} check{'' if len(good) == 1 else 's'} pass</summary>", "")
         _list(page, map(_check_row, good), _SHARES[3], "more that pass", *head)
         page.add("</details>", "")
     return "\n".join(page.lines).rstrip("\n") + "\n"
+
+
+def _changes(bad: Sequence[Check], top: int) -> Iterator[str]:
+    """A line for each cause, whatever GPUs, policies and checks it moves; of each workload ``top``, and what the others
+    add up to."""
+    groups = [group for group in say.of_workloads(bad) if group[0].causes]
+    for group in groups:
+        of = f"{_code(name(group[0].workload))}: " if len(groups) > 1 else ""
+        moved = say.moved_by(group)
+        for each in moved[:top]:
+            said = _code(say.cause_text(each.least, each.most))
+            yield f"- {of}**{escape(say.cause_label(each.least))}** {said}; moves {escape(say.places(each.checks))}"
+        if rest := moved[top:]:
+            yield f"- {of}{escape(say.moved_rest(rest))}"
 
 
 def _list(page: _Page, lines: Iterable[str], share: float, rest: str, *head: str) -> None:
@@ -99,32 +113,6 @@ def _check_row(check: Check) -> str:
     change = f"**{escape(shown.change)}**" if shown.change and check.verdict != "pass" else escape(shown.change)
     numbers = (escape(shown.baseline), escape(shown.value), change, escape(name(check.limit)))
     return row((_SIGN[check.verdict], *(_code(name(part)) for part in names), *numbers))
-
-
-def _causes(group: Sequence[Check], top: int) -> list[str]:
-    """The sentence of the worst check to click on, each cause of all below; a check without causes is its sentence
-    alone."""
-    first, *others = group
-    if not first.causes:
-        return [f"- {_code(say.group_sentence(group))}", ""]
-    more = f" and {len(others):,} more" if others else ""
-    title = f"<code>{html.escape(say.explained(first))}</code>{more}"
-    lines = [f"<details><summary>{_SIGN[first.verdict]} {title}</summary>", ""]
-    lines += [f"- {_SIGN[check.verdict]} {_code(say.explained(check))}" for check in others[:top]]
-    lines += [f"- and {len(others) - top:,} more"] if len(others) > top else []
-    lines += [""] if others else []
-    lines += [row(_CAUSE_HEADINGS), row(":---" for _ in _CAUSE_HEADINGS)]
-    moved = say.moved_by(group)
-    lines += [_cause_row(each) for each in moved[:top]]
-    rest = ["", escape(say.moved_rest(moved[top:]))] if len(moved) > top else []
-    return [*lines, *rest, "", "</details>", ""]
-
-
-def _cause_row(moved: Moved) -> str:
-    cause = moved.least
-    names = (_code(name(text)) for text in (cause.op, cause.module or "(top)", cause.source))
-    words = escape(say.deltas(cause, moved.most)), escape(say.places(moved.checks)), _code(say.prose(cause.detail))
-    return row((escape(say.cause_label(cause)), *names, *words))
 
 
 def _code(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -251,6 +252,21 @@ def compared_with(result: GateResult) -> str:
     theirs = base.memwall_version
     of = f", the baseline by memwall {name(theirs)}" if theirs not in ("", result.memwall_version) else ""
     return f"compared with {name(base.name)}{at}; {ours}{of}"
+
+
+#: kind of a baseline -> the option that names it
+_AGAINST = {"ref": "--baseline-ref", "file": "--baseline"}
+
+
+def command(result: GateResult) -> str:
+    """``memwall gate models/bert.py --baseline-ref 1a2b3c4d5e6f``: what shows again what did not pass, of many
+    workloads all; empty where everything passes."""
+    failed, base = raised(result.checks), result.baseline
+    targets = [*dict.fromkeys(check.target for check in failed if check.target)]
+    place = base.commit[:12] or base.name
+    words = [*(targets if len(targets) <= _NAMED else ()), *([_AGAINST[base.kind], place] if place else ())]
+    words += ["--measured"] if any(check.measured for check in failed) else []
+    return f"memwall gate {shlex.join(map(name, words))}".rstrip() if failed else ""
 
 
 def notes(result: GateResult) -> list[str]:

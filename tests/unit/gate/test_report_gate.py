@@ -22,8 +22,8 @@ from memwall.core.errors import UsageError
 from memwall.gate.diff import Cause
 from memwall.gate.forges import fingerprints, place_of, source_place, target_place
 from memwall.gate.page import GateReport
-from memwall.gate.result import GateResult, Problem
-from memwall.gate.wording import counts, finding_of, name, sentence, subject
+from memwall.gate.result import Baseline, GateResult, Problem
+from memwall.gate.wording import command, counts, finding_of, name, sentence, subject
 from memwall.report import render
 from memwall.report.json_schema import schema_text
 from tests.unit import gate_fixture as fixture
@@ -364,10 +364,11 @@ def test_a_comment_is_short_enough_and_counts_what_it_leaves_out():
     shown = [row for table in tables(markdown(text)) for row in table]
     failing = sum(row[0] == "❌" for row in shown)
     passing = sum(row[0] == "✅" for row in shown)
-    causes = text.count("<details><summary>❌")
-    assert 50 < failing < 500 and 5 < causes < failing and 5 < passing < 500
+    changed, _, after = text.partition("**What changed**")[2].partition("\nand ")
+    more = int(after.partition(" more changes")[0].replace(",", ""))
+    assert 50 < failing < 500 and 5 < passing < 500
     assert f"and {500 - failing} more that do not pass" in text
-    assert f"and {500 - causes} more with causes, left out here" in text
+    assert changed.count("\n- ") > 50 and changed.count("\n- ") + more == 500 * 6  # of each five causes, and the rest
     assert f"and {500 - passing} more that pass" in text
     assert "1,000 checks: 500 fail, 500 pass" in text
 
@@ -377,10 +378,33 @@ def test_checks_moved_by_the_same_causes_share_one_list():
     apart = (replace(fixture.CHECK, gpu="a100-sxm-80gb"), replace(fixture.CHECK, causes=(), message="why"))
     result = GateResult((*checks, *apart), memwall_version="1")
     text = render_gate(result, "md")
-    assert text.count("<details>") == 1
-    assert "1.22 GB, limit +0.5% of 1.20 GB: +1.7 %</code> and 40 more</summary>" in text
-    assert text.count("- ❌") == 5 and "- and 35 more\n" in text
+    assert text.count("- **appeared x12**") == text.count("- **grew x12**") == text.count("- **vanished**") == 1
+    assert "a100-sxm-80gb" in next(line for line in text.splitlines() if line.startswith("- **appeared x12**"))
+    assert text.count("<code>dram\\_bytes of bert on h100-sxm, eager: 1.22 GB") == 1  # the one that says why
     assert render_gate(result, "text").count("appeared x12") == 1
+
+
+@pytest.mark.defect("39")
+def test_what_changed_comes_first_a_line_for_each_cause():
+    """A comment had a row for each GPU, policy and check, and the causes below, folded."""
+    text = render_gate(fixture.FAIL, "md")
+    changed = text.partition("**What changed**")[2].partition("|  | workload")[0]
+    lines = [line for line in changed.splitlines() if line]
+    assert [line.partition("** ")[0] for line in lines] == ["- **appeared x12", "- **grew x12", "- **vanished"]
+    assert "models/bert.py:42" in lines[0] and lines[0].endswith("moves dram\\_bytes, time\\_s on h100-sxm, eager")
+
+
+@pytest.mark.parametrize(("result", "said"), [
+    (fixture.FAIL, "memwall gate models/bert.py gpt.py:Net --baseline-ref 1a2b3c4d5e6f --measured"),
+    (replace(fixture.FAIL, checks=(fixture.CHECK,), baseline=Baseline("file", "base lines")),
+     "memwall gate models/bert.py --baseline 'base lines'"),
+    (GateResult((fixture.CHECK,)), "memwall gate models/bert.py"),
+    (GateResult(tuple(replace(fixture.CHECK, target=f"{i}.py") for i in range(9))), "memwall gate"),
+    (fixture.PASS, ""),
+])  # fmt: skip
+def test_a_comment_has_the_command_that_shows_it_again(result, said):
+    assert command(result) == said
+    assert ("Again: <code>memwall gate" in render_gate(result, "md")) == bool(said)
 
 
 def test_a_summary_is_below_one_mebibyte_at_the_longest_names():
