@@ -197,7 +197,7 @@ def commands(page: str) -> list[tuple[str, str]]:
 
 def shape(line: str) -> str:
     """A line without its numbers and the widths that follow from them."""
-    return re.sub(r"[\d,.]*\d", "0", re.sub(r"[\s─]+", " ", line)).strip()
+    return re.sub(r"[\d,.]*\d", "0", re.sub(r"─+", "─", re.sub(r"\s+", " ", line))).strip()
 
 
 def refreshed(shown: str, printed: str) -> str:
