@@ -186,7 +186,7 @@ _SERVED = (
             heading="1 M tokens", profile=cost("tokens_per_s"),
             serve=_of_tokens("usd_of_million"), decode=_of_step("usd_of_million"), training="usd_per_million"),
     *(_server(f"usd_per_million_tokens_{end}", f"{end} end of the 80 % interval of the cost, by that of TPOT", "USD",
-              heading=which, unit_text="USD", serve=_cost_end(end))
+              heading=which, unit_text="USD", serve=_cost_end(end), decode=_cost_end(end))
       for end, which in (("low", "10th"), ("high", "90th"))),
     _server("usd_per_million_tokens_spot", "cost on GPUs that are given back when idle, by million tokens", "USD",
             heading="spot", serve=_of_tokens("spot_usd_of_million"), decode=_of_step("spot_usd_of_million")),

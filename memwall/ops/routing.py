@@ -148,10 +148,11 @@ def _drawn(tokens: int, top_k: int, ep: int, routing: ExpertRouting) -> list[int
 
     copies, gpus = placement(routing.shares, routing.redundant, ep)
     chances = np.array([[min(top_k * routing.shares[i], 1.0) / copies[i] for i in gpu] for gpu in gpus])
-    rows = np.random.default_rng(0).binomial(tokens, chances, size=(_DRAWS, *chances.shape))
-    blocks = (-(-rows // _BLOCK_ROWS)).sum(axis=2) + rows.sum(axis=2) / (rows.sum() + 1)
-    draw = int(np.argsort(blocks.max(axis=1), kind="stable")[_DRAWS // 2])
-    found: list[int] = rows[draw, int(blocks[draw].argmax())].tolist()
+    # draws of one chance follow one another: numpy prepares each chance once
+    rows = np.random.default_rng(0).binomial(tokens, chances[..., None], size=(*chances.shape, _DRAWS))
+    blocks = (-(-rows // _BLOCK_ROWS)).sum(axis=1) + rows.sum(axis=1) / (rows.sum() + 1)
+    draw = int(np.argsort(blocks.max(axis=0), kind="stable")[_DRAWS // 2])
+    found: list[int] = rows[int(blocks[:, draw].argmax()), :, draw].tolist()
     return found
 
 

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from memwall.analysis.limits import Limit, parse_limit
 from memwall.analysis.numbers import apart
@@ -128,6 +129,11 @@ class Decoding(Billed):
     def high_s(self) -> float:
         """The high end."""
         return self.time_s * self.engine.tpot_high
+
+    def usd_end(self, end: str) -> Any:
+        """An ``end``, ``low`` or ``high``, of the cost of a million tokens; None without prices."""
+        usd = self.usd_of_million(self.tokens_per_s)
+        return None if usd is None else usd * getattr(self.engine, f"tpot_{end}")
 
     @property
     def tokens_per_s(self) -> float:

@@ -9,7 +9,7 @@ from memwall.analysis.quantities import SERVED
 from memwall.core.errors import UsageError
 from memwall.hardware.engine import EngineHost
 from memwall.hardware.prices import CostRates
-from memwall.serving.candidates import ServerCandidate, best, objective, stop, value_of
+from memwall.serving.candidates import Decoding, ServerCandidate, best, objective, stop, value_of
 from memwall.serving.simulation.engine import Policy
 from memwall.serving.simulation.lengths import Lengths
 from memwall.serving.simulation.requests import simulate_requests
@@ -153,6 +153,14 @@ def test_a_price_of_some_is_no_comparison():
         best([one_request("a", rates=CostRates(usd_per_gpu_hour=1.0)), one_request("b")], [])
     with pytest.raises(UsageError, match="give one or more"):
         best([], [])
+
+
+def test_the_cost_of_a_decode_step_has_the_interval_of_its_time():
+    """8 tokens in 4 ms on 2 GPUs of 1.8 USD an hour: 0.5 USD a million, from 0.8 to 1.2 times that."""
+    sizes = {"weights_bytes": 1, "held_bytes": 1, "kv_bytes": 1, "capacity_bytes": 9, "limited_by": "bandwidth"}
+    rates, engine = CostRates(usd_per_gpu_hour=1.8), EngineHost("", tpot_low=0.8, tpot_high=1.2)
+    step = Decoding(batch=8, gpus=2, time_s=4e-3, rates=rates, engine=engine, **sizes)
+    assert [step.usd_end("low"), step.usd_end("high")] == pytest.approx([0.4, 0.6])
 
 
 def test_a_cost_of_requests_at_a_rate_has_no_interval():
