@@ -12,6 +12,7 @@ Where the addresses of very many programs follow no pattern, they are not follow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,8 +29,8 @@ from memwall.frontend.triton.rules import FLOPS, unknown
 from memwall.frontend.triton.values import Apart, Array, Known, number, whole
 
 #: parts in which the programs of a launch are read at most, those in which all is written out, and programs that are
-#: read together at most
-PARTS, WRITTEN_OUT, TOGETHER = 96, 8, 1 << 20
+#: read together and in all at most
+PARTS, WRITTEN_OUT, TOGETHER, PROGRAMS = 96, 8, 1 << 20, 1 << 24
 _AXES = {"x": 0, "y": 1, "z": 2}
 
 
@@ -39,7 +40,9 @@ def read(asked: LaunchRead) -> Ledger:
     Raises:
         Unsupported: the kernel has what this reader does not know.
     """
-    count = int(np.prod(asked.grid))
+    count = math.prod(asked.grid)
+    if count > PROGRAMS:
+        raise Unsupported(f"a grid of {count:,} programs, of which {PROGRAMS:,} are followed at most")
     total, read_parts, written_out = Ledger(), 0, 0
     left = [np.arange(at, min(at + TOGETHER, count)) for at in range(0, count, TOGETHER)]
     while left:

@@ -14,6 +14,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from memwall.core.errors import Unsupported
 from memwall.frontend.triton.work import kernel_work
 from memwall.hardware.lookup import load_gpu
 from tests.unit import triton_kernels as kernels
@@ -277,3 +278,8 @@ def test_products_of_float32_keep_their_precision_where_the_gpu_has_no_tf32():
     blocks = {"BM": 128, "BN": 128, "BK": 32, "GROUP": 8, "ACTIVATION": ""}
     works = [kernel_work(kernels.matmul, (1,), *given, gpu=load_gpu(gpu), **blocks) for gpu in ("h100", "mi210")]
     assert [work.flops[0][1] for work in works] == ["tensor.tf32", "vector.float32"]
+
+
+def test_a_grid_of_too_many_programs_is_not_followed():
+    with pytest.raises(Unsupported, match="a grid of 2,147,483,647 programs"):
+        kernel_work(kernels.vector_add, (2**31 - 1,), *several(3, F32, 1024), 1024, BLOCK=1024)
