@@ -127,7 +127,7 @@ FLAGS = table(
         "messages of experts are an all-gather or an all-to-all, whichever takes less":
             "deepep-mode deepep-config deepep-dispatcher-output-dtype enable-two-batch-overlap!"
             " enable-single-batch-overlap! tbo-token-distribution-threshold enable-deepep-waterfill!",
-        "experts are asked alike often, each of them once": "enable-eplb! eplb-algorithm eplb-rebalance-num-iterations"
+        "experts are as --routing and --redundant say": "enable-eplb! eplb-algorithm eplb-rebalance-num-iterations"
             " eplb-rebalance-layers-per-chunk eplb-min-rebalancing-utilization-threshold ep-num-redundant-experts"
             " ep-dispatch-algorithm init-expert-location expert-distribution-recorder-mode"
             " expert-distribution-recorder-buffer-size enable-expert-distribution-metrics! elastic-ep-backend"

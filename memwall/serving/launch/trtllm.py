@@ -69,7 +69,7 @@ FLAGS = table(
             " attention-dp-config.enable-balance attention-dp-config.batching-wait-iters"
             " attention-dp-config.timeout-iters",
         "the cache of a sequence is on one GPU of each group": "cp-size context-parallel-size cp-config",
-        "experts are asked alike often, each of them once": "moe-config.load-balancer moe-config.max-num-tokens"
+        "experts are as --routing and --redundant say": "moe-config.load-balancer moe-config.max-num-tokens"
             " cluster-size moe-cluster-parallel-size moe-tensor-parallel-size",
         "the size of the cache follows from --utilization": "kv-cache-config.max-tokens"
             " kv-cache-config.max-attention-window* kv-cache-config.max-gpu-total-bytes",

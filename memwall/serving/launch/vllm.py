@@ -110,7 +110,7 @@ FLAGS = table(
             "moe-backend kernel-config disable-custom-all-reduce!",
         "messages of experts are an all-gather or an all-to-all, whichever takes less":
             "all2all-backend enable-dbo! ubatch-size dbo-decode-token-threshold dbo-prefill-token-threshold",
-        "experts are asked alike often, each of them once": "enable-eplb! eplb-config expert-placement-strategy"
+        "experts are as --routing and --redundant say": "enable-eplb! eplb-config expert-placement-strategy"
             " enable-elastic-ep! num-redundant-experts",
         "the cache of a sequence is on one group of GPUs": "decode-context-parallel-size dcp"
             " prefill-context-parallel-size pcp dcp-comm-backend dcp-kv-cache-interleave-size"
