@@ -573,3 +573,18 @@ def test_loads_that_contradict_themselves_are_refused(run, model, tmp_path, word
     result = run("serve", model, *(word.replace("TRACE", str(tmp_path / "trace.csv")) for word in words))
     assert (result.code, len(result.err.splitlines())) == (2, 1)
     assert said in result.error
+
+
+def test_the_command_line_of_replicas_says_how_many_it_starts(run, model):
+    words = (model, "--concurrency", "4", "--prompt", "64", "--generate", "16", "--requests", "20")
+    assert points(run, *words, "--replicas", "3")["command"].endswith("# 3 of these, behind a router")
+    assert "#" not in points(run, *words)["command"]
+
+
+def test_a_trace_of_prompts_that_begin_alike_is_served_by_replicas(run, model, tmp_path):
+    """Two prompts of 512 tokens, each three times: by prefix the last ones find all but the last block."""
+    rows = [{"timestamp": 2000 * i, "input_length": 512, "output_length": 4, "hash_ids": [i % 2]} for i in range(6)]
+    (path := tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    found = points(run, model, "--trace", str(path), "--replicas", "2", "--route", "prefix")
+    assert found["points"][0]["cached_share"] == pytest.approx(4 * 496 / (6 * 512))
+    assert (found["points"][0]["prompt_tokens"], found["points"][0]["gpus"]) == (512, 2)

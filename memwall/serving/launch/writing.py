@@ -29,6 +29,8 @@ def launch_line(engine: str, model: str, options: Mapping[str, Any]) -> str:
     values, unsaid = line.apart(asked)
     if "checkpoint" in asked:
         unsaid.append(f"a checkpoint with weights in {asked['checkpoint']}")
+    if (replicas := asked.get("replicas", 1)) > 1:
+        unsaid.append(f"{replicas} of these, behind a router")
     words, stated = [*line.starts[0], *_model(line, model)], dict[str, Any]()
     for flag in {id(flag): flag for flag in line.flags.values()}.values():
         if flag.sets in values and (value := _pop(values, flag)) is not None:
@@ -98,7 +100,7 @@ def options_of_point(point: Point, dtype: str | None = None, engine: str = "") -
     found: dict[str, Any] = {
         "tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "ep": layout.ep, "dtype": dtype, "weights": asked.weights,
         "kv": next(name for name, kept in CACHES.items() if kept == layout.kv), "max_context": asked.max_context,
-        "max_batch": policy.max_batch, "token_budget": policy.token_budget,
+        "max_batch": policy.max_batch, "token_budget": policy.token_budget, "replicas": asked.fleet.most,
     }  # fmt: skip
     if not policy.captured:
         found["eager"] = True

@@ -115,12 +115,13 @@ def steady_state(steps: Steps, workload: RequestLoad, policy: Policy = DEFAULT) 
 def _rate(workload: RequestLoad) -> float:
     if workload.rate_per_s is not None:
         return workload.rate_per_s
-    last_s = workload.trace[-1].arrival_s or 0.0
+    asked = workload.trace[: workload.count]
+    last_s = asked[-1].arrival_s or 0.0
     if not last_s:
         raise UsageError(
             "all requests of the trace arrive at once, which is no steady state; simulate_requests runs it"
         )
-    return (len(workload.trace) - 1) / last_s
+    return (len(asked) - 1) / last_s
 
 
 class _Point(NamedTuple):

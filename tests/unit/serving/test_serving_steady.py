@@ -177,3 +177,23 @@ def test_a_trace_is_taken_at_its_rate():
 def test_what_has_no_steady_state_is_refused(workload, message):
     with pytest.raises(UsageError, match=message):
         steady_state(Affine(), workload)
+
+
+@pytest.mark.parametrize(
+    ("load", "message"),
+    [
+        ({"rate_per_s": 1.0, "burst": 2.0}, "not Poisson have no closed form"),
+        ({"concurrency": 2, "turns": 3}, "what requests share has no closed form"),
+        ({"rate_per_s": 1.0, "system_prompt": 64}, "what requests share has no closed form"),
+    ],
+)
+def test_what_has_no_closed_form_is_refused(load, message):
+    with pytest.raises(UsageError, match=message):
+        steady_state(Affine(), RequestLoad(**load))
+
+
+def test_the_first_requests_of_a_trace_have_a_rate_of_their_own():
+    """Eleven requests in 10 s, of which the first three come in 1 s: 2 a second."""
+    rows = tuple(AskedRequest(at, 64, 8) for at in (0, 0.5, 1, *range(3, 11)))
+    assert steady_state(Affine(), RequestLoad(trace=rows, requests=3)).requests_per_s == pytest.approx(2)
+    assert steady_state(Affine(), RequestLoad(trace=rows)).requests_per_s == pytest.approx(1)
