@@ -6,9 +6,14 @@ from itertools import combinations
 import pytest
 
 from memwall.core.errors import UsageError
+from memwall.record.kernels import kernel_phase
 from memwall.report import render
 from memwall.report.figures.labels import Box, LabelLine, Placer
-from memwall.report.figures.profile import compute_roofs, memory_roofs
+from memwall.report.figures.profile import compute_roofs, memory_roofs, roofline_since
+from memwall.report.figures.scene import drawn
+from memwall.report.figures.svg import to_svg
+from memwall.report.figures.timeline import LaneMark, _merged, timeline_chart
+from memwall.report.pages.profile_text import peak_tensors
 from memwall.sweeping.compare import compare_gpus, compare_profile
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
@@ -79,3 +84,39 @@ def test_labels_keep_off_each_other_points_lines_and_the_frame():
 
 def test_no_room_means_no_label():
     assert Placer(Box(0, 0, 30, 30)).place(15, 15, 5, 100, 10) is None
+
+
+def test_narrow_marks_of_the_timeline_share_one_of_the_longest():
+    """Marks of 0.5, 1.2 and 0.4 pixels within two pixels are one, the second; one of 30 pixels stays as it is."""
+    marks = [(0.0, 0.5, "a"), (0.5, 1.7, "b"), (1.7, 2.1, "c"), (3.0, 33.0, "d")]
+    made = [LaneMark(0, 1, "other", name, "") for *_, name in marks]
+    found = list(_merged((left, right, mark) for (left, right, _), mark in zip(marks, made, strict=True)))
+    assert [(left, mark.title) for left, _, mark in found] == [(0.0, "b"), (3.0, "d")]
+
+
+def test_the_timeline_has_a_mark_for_each_launch_and_run(profile):
+    """Eight distinct kernels, each wider than two pixels of the lane, which the CPU issues and the GPU runs."""
+    schedule = profile.simulation("old")
+    text = to_svg(drawn(timeline_chart(profile, schedule, "tiny"), width=1000.0))
+    launched = sum(1 for kernel in schedule.kernels if kernel.launches)
+    assert text.count("launch of ") <= launched
+    ran = text.count("<title>") - text.count("launch of ")
+    assert 0 < ran <= launched + len({kernel_phase(profile, schedule, k) for k in schedule.kernels})
+
+
+def test_the_tensors_of_the_peak_add_up_to_it(profile):
+    """All of them are listed: their bytes are the peak."""
+    schedule = profile.simulation("old")
+    (table,) = peak_tensors(profile, schedule)
+    shares = [float(row[-1]) for row in table.rows]
+    assert "more row" in table.note or sum(shares) == pytest.approx(100, abs=0.1 * len(shares))
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_a_kernel_has_an_arrow_from_where_it_was(profile):
+    """The GPU that is twice as fast: each kernel's arrow begins at the other's FLOP/s."""
+    old, new = profile.simulation("old"), profile.simulation("new")
+    svg = to_svg(drawn(roofline_since(profile, old, profile, new), width=1000.0))
+    assert "baseline, " in svg and "→ now" in svg
+    same = to_svg(drawn(roofline_since(profile, new, profile, new), width=1000.0))
+    assert same.count("<polyline") < svg.count("<polyline")
