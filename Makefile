@@ -57,6 +57,7 @@ demo: $(STAMP)
 	    -o build/demo/bert_large.html -o build/demo/bert_large.png > build/demo/bert_large.txt
 	@awk '/^── / && seen++ { exit } { print }' build/demo/bert_large.txt
 	@echo "The page: build/demo/bert_large.html; what fusion would win: build/demo/fusion.md"
+	@echo "Next, after '. $(BIN)/activate': docs/optimise.md, docs/deploy.md, docs/many_gpus.md or docs/guard.md"
 
 # The distributions as they would be published: checked, and the wheel alone, in an environment that holds nothing else
 # and a folder that is no checkout, runs the demo's command.
