@@ -636,3 +636,13 @@ def gated(gate_ptr, x_ptr, out_ptr, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr)
     apart = at % WIDTH + 2 * WIDTH * (at // WIDTH)
     gate, x = tl.load(gate_ptr + apart, mask=at < n), tl.load(x_ptr + apart, mask=at < n)
     tl.store(out_ptr + at, gate * x, mask=at < n)
+
+
+@triton.jit
+def concatenate(a_ptr, b_ptr, out_ptr, blocks, BLOCK: tl.constexpr):
+    pid = tl.program_id(0)
+    if pid < blocks:
+        source = a_ptr + pid * BLOCK
+    else:
+        source = b_ptr + (pid - blocks) * BLOCK
+    tl.store(out_ptr + pid * BLOCK + tl.arange(0, BLOCK), tl.load(source + tl.arange(0, BLOCK)))

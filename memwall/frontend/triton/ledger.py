@@ -54,12 +54,13 @@ class DotCount:
 
 @dataclass
 class Ledger:
-    """FLOPs by kind and pipe, those of whole blocks too; accesses and products by operation; notes."""
+    """FLOPs by kind and pipe, those of whole blocks too; accesses by operation and argument, products by operation;
+    notes."""
 
     flops: Counter[tuple[str, Pipe]] = field(default_factory=Counter)
     block_flops: Counter[Pipe] = field(default_factory=Counter)
     instructions: int = 0
-    accesses: dict[int, Access] = field(default_factory=dict)
+    accesses: dict[tuple[int, str], Access] = field(default_factory=dict)
     dots: dict[int, DotCount] = field(default_factory=dict)
     #: operation → iterations of a loop, over all programs, and how often it is begun
     trips: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -70,8 +71,8 @@ class Ledger:
         self.flops += other.flops
         self.block_flops += other.block_flops
         self.instructions += other.instructions
-        for key, access in other.accesses.items():
-            own = self.accesses.setdefault(key, access)
+        for place, access in other.accesses.items():
+            own = self.accesses.setdefault(place, access)
             if own is not access:
                 own.elements += access.elements
                 own.runs += access.runs

@@ -83,7 +83,7 @@ def access(
         return
     shape, element = pointer.kind.shape, pointer.kind.pointee
     made = Access(pointer.base, what, itemsize_of(element), op.place)
-    own = reading.ledger.accesses.setdefault(id(op), made)
+    own = reading.ledger.accesses.setdefault((id(op), pointer.base), made)
     own.at_most |= by_data or reading.by_data
     elements = reading.times(conditions, shape)
     if not elements:

@@ -26,7 +26,7 @@ from memwall.frontend.triton.ir import Operation, Type
 from memwall.frontend.triton.ledger import DotCount, Ledger
 from memwall.frontend.triton.reading import LaunchRead, Reading, Structure, result_types
 from memwall.frontend.triton.rules import FLOPS, unknown
-from memwall.frontend.triton.values import Apart, Array, Known, number, whole
+from memwall.frontend.triton.values import Apart, Array, Known, number, part_by, same_base, whole
 
 #: parts in which the programs of a launch are read at most, those in which all is written out, and programs that are
 #: read together and in all at most
@@ -202,8 +202,10 @@ def _if(reading: Reading, op: Operation) -> Sequence[Known]:
 def _chosen(kind: Type, yes: tuple[Array, ...], a: Known, b: Known) -> Known:
     """The one value or the other, by a condition of the programs."""
     a, b = a.resolved(), b.resolved()
+    if yes and a.base != b.base:
+        part_by(yes[0])
     if not (a.is_known and b.is_known and yes) or kind.is_float or a.base != b.base:
-        return replace(unknown(kind, (a, b)), live=(), base=a.base)
+        return replace(unknown(kind, (a, b)), live=(), base=same_base(a, b))
     condition = yes[0].reshape(yes[0].shape + (1,) * len(kind.shape))
     differ = [term for term in a.terms if not any(term is other for other in b.terms)]
     others = [term for term in b.terms if not any(term is other for other in a.terms)]

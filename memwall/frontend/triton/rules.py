@@ -170,8 +170,13 @@ def _selected(op: Operation, given: Sequence[Known], kind: Type, depth: int) -> 
     if kind.is_float:
         return unknown(kind, (a, b))
     condition, a, b = (value.resolved() for value in given)
+    if kind.pointee and a.base != b.base and condition.is_known:
+        holds = values.held(condition.terms)
+        values.part_by(holds)
+        if holds.all() or not holds.any():
+            return a if holds.all() else b
     if kind.pointee or not all(value.is_known for value in (condition, a, b)):
-        return replace(unknown(kind, (condition, a, b)), base=a.base)
+        return replace(unknown(kind, (condition, a, b)), base=values.same_base(a, b))
     scalar = len(condition.kind.shape) < len(kind.shape)
     if scalar:
         condition = _splat(op, (condition,), Type(kind.shape, "i1"), depth)

@@ -207,6 +207,18 @@ def _part_by_remainder(terms: Sequence[Array], by: int) -> None:
             raise Apart([np.flatnonzero(places == number) for number in range(len(kinds))])
 
 
+def part_by(condition: Array) -> None:
+    """Look at programs apart for which a condition of theirs alone holds, and for which not."""
+    holds = condition.reshape(-1).astype(bool)
+    if condition.size == condition.shape[0] and holds.any() and not holds.all():
+        raise Apart([np.flatnonzero(holds), np.flatnonzero(~holds)])
+
+
+def same_base(a: Known, b: Known) -> str:
+    """The argument that two pointers point into; empty where they do not point into the same."""
+    return a.base if a.base == b.base else ""
+
+
 def _divided(kind: Type, a: Known, b: Known, remainder: bool) -> Known:
     """As in C: towards zero."""
     if not (a.is_known and b.is_known):

@@ -225,6 +225,8 @@ CASES = [
     *(Case("matmul_precise", (1,), several(3, F32, 64, 64), {"N": 64, "PRECISION": asked}, 32_768, 16_384,
            {"dot": count * 524_288})
       for asked, count in (("ieee", 1), ("tf32", 1), ("tf32x3", 3), ("bf16x3", 3), ("bf16x6", 6))),
+    # 5 programs read the one tensor, 11 the other
+    Case("concatenate", (16,), (T(F32, 640), T(F32, 1408), T(F32, 2048), 5), {"BLOCK": 128}, 8_192, 8_192),
     # lengths are data: all 8 blocks of 128 of each of 100 rows of 1000 run, but touch no more than there is
     Case("double_ragged", (100, 8), (T(F32, 100, 1000), T(I32, 100), T(F32, 100, 1000), 1000), {"BLOCK": 128},
          400_400, 400_000, {"arithmetic": 102_400}),
@@ -260,6 +262,12 @@ def test_halves_of_rows_are_different_bytes_however_many_there_are():
     work = kernel_work(kernels.gated, (n // 1024,), *given, WIDTH=1280, BLOCK=1024)
     # blocks of 1024 begin at five different places of a row of 1280
     assert (work.read_bytes, work.notes) == (2 * 2 * n, ())
+
+
+def test_a_pointer_that_the_program_chooses_is_of_either_tensor():
+    work = kernel_work(kernels.concatenate, (16,), T(F32, 640), T(F32, 1408), T(F32, 2048), 5, BLOCK=128)
+    read = {each.argument: each.touched_bytes for each in work.accesses if each.what == "read"}
+    assert (read, work.notes) == ({"a_ptr": 2_560, "b_ptr": 5_632}, ())
 
 
 def test_inline_assembly_is_said_not_to_be_counted():
