@@ -139,10 +139,14 @@ def engine_of_version(name: str, version: str) -> str:
 
 
 def _in_the_end(name: str, each: LaunchFlag, options: Mapping[str, Any], left: Mapping[str, str]) -> LaunchFlag:
-    """A flag with the value of its option, or why it has none."""
+    """A flag with the value of its option, of the first that is set where it may be several, or why it has none."""
     if name in left:
         return replace(each, sets="", why=left[name])
-    return replace(each, value=_said(options.get(each.sets, "as by default"))) if each.sets else each
+    if not each.sets:
+        return each
+    names = each.sets.split()
+    sets = next((option for option in names if option in options), names[0])
+    return replace(each, sets=sets, value=_said(options.get(sets, "as by default")))
 
 
 # -- the words of a command --------------------------------------------------------------------------------------------

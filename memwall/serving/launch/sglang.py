@@ -1,9 +1,9 @@
 """The command line of SGLang (``python/sglang/srt/server_args.py``).
 
 With ``--enable-dp-attention`` the GPUs of ``--tp`` are ``--dp`` groups that attend to sequences of their own, and
-numbers of requests and of tokens are of all of them. Prompts run whole, in steps of their own, but for
-``--enable-mixed-chunk``. ``--mem-fraction-static`` is the share of weights and cache,
-without activations and graphs.
+numbers of requests and of tokens are of all of them; without it ``--dp`` are replicas. Prompts run whole, in steps of
+their own, but for ``--enable-mixed-chunk``. ``--mem-fraction-static`` is the share of weights and cache, without
+activations and graphs.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FLAGS = table(
     sets("model-path model", "model", WORD),
     sets("tp-size tp tensor-parallel-size", "tp", WHOLE),
     sets("pp-size pp pipeline-parallel-size", "pp", WHOLE),
-    sets("dp-size dp data-parallel-size", "dp", WHOLE),
+    sets("dp-size dp data-parallel-size", "dp", WHOLE, "dp replicas"),
     sets("ep-size ep expert-parallel-size", "ep", WHOLE),
     sets("enable-dp-attention", "dp_attention", SWITCH, "tp"),
     sets("moe-a2a-backend", "whole_experts", _SHARED, "ep"),
@@ -94,7 +94,7 @@ FLAGS = table(
         " gc-warning-threshold-secs decode-log-interval enable-request-time-stats-logging! kv-events-config"
         " enable-trace! otlp-traces-endpoint export-metrics-to-file! export-metrics-to-file-dir api-key admin-api-key"
         " served-model-name weight-version chat-template hf-chat-template-name completion-template file-storage-path"
-        " enable-cache-report! reasoning-parser tool-call-parser tool-server sampling-defaults load-balance-method"
+        " enable-cache-report! reasoning-parser tool-call-parser tool-server sampling-defaults"
         " dist-init-addr nccl-init-addr nnodes node-rank preferred-sampling-params grammar-backend"
         " enable-p2p-check! enable-nan-detection! delete-ckpt-after-loading! enable-memory-saver!"
         " enable-weights-cpu-backup! enable-draft-weights-cpu-backup! allow-auto-truncate!"
@@ -127,6 +127,7 @@ FLAGS = table(
         "messages of experts are an all-gather or an all-to-all, whichever takes less":
             "deepep-mode deepep-config deepep-dispatcher-output-dtype enable-two-batch-overlap!"
             " enable-single-batch-overlap! tbo-token-distribution-threshold enable-deepep-waterfill!",
+        "replicas take requests as --route says": "load-balance-method",
         "experts are as --routing and --redundant say": "enable-eplb! eplb-algorithm eplb-rebalance-num-iterations"
             " eplb-rebalance-layers-per-chunk eplb-min-rebalancing-utilization-threshold ep-num-redundant-experts"
             " ep-dispatch-algorithm init-expert-location expert-distribution-recorder-mode"
@@ -174,7 +175,6 @@ FLAGS = table(
     }),
 )  # fmt: skip
 
-_REPLICAS = "groups without --enable-dp-attention are servers of their own: one is modeled, with all of the load"
 _SPECULATION = ("method", "draft", "draft_tokens", "branches", "verified")
 
 
@@ -189,7 +189,7 @@ def _combine(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         options |= {"tp": _divided("--tp", values.get("tp", 1), dp), "dp": dp}
         options |= {name: max(options[name] // dp, 1) for name in ("max_batch", "token_budget") if name in options}
     elif dp > 1:
-        left["dp"] = _REPLICAS
+        options["replicas"] = dp
     if "utilization" in values:
         options |= {"utilization": values["utilization"], "utilization_of": "static"}
     if values.get("mixed_prompts"):
@@ -233,6 +233,8 @@ def _apart(options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if dp > 1:
         values |= {"dp": dp, "dp_attention": True}
         values |= {name: values[name] * dp for name in ("max_batch", "token_budget") if name in values}
+    elif options.get("replicas", 1) > 1:
+        values["dp"] = options["replicas"]
     if options.get("mixed_prompts"):
         values["mixed_prompts"] = True
     if options.get("prefix_hit") == 0.0:

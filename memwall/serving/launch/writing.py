@@ -29,7 +29,7 @@ def launch_line(engine: str, model: str, options: Mapping[str, Any]) -> str:
     values, unsaid = line.apart(asked)
     if "checkpoint" in asked:
         unsaid.append(f"a checkpoint with weights in {asked['checkpoint']}")
-    if (replicas := asked.get("replicas", 1)) > 1:
+    if (replicas := asked.get("replicas", 1)) > 1 and values.get("dp", 1) == asked.get("dp", 1):  # no flag has them
         unsaid.append(f"{replicas} of these, behind a router")
     words, stated = [*line.starts[0], *_model(line, model)], dict[str, Any]()
     for flag in {id(flag): flag for flag in line.flags.values()}.values():

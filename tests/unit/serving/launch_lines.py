@@ -66,7 +66,7 @@ SGLANG = [
     ("python -m sglang.launch_server --model-path m --tp 8 --moe-a2a-backend deepep --deepep-mode auto",
      {"tp": 8, "ep": 8}),
     ("python -m sglang.launch_server --model-path m --tp 4 --ep 4", {"tp": 4, "ep": 4}),
-    ("python -m sglang.launch_server --model-path m --dp 2 --tp 2", {"tp": 2}),
+    ("python -m sglang.launch_server --model-path m --dp 2 --tp 2", {"tp": 2, "replicas": 2}),
     ("python -m sglang.launch_server --model-path m --quantization fp8 --kv-cache-dtype fp8_e5m2",
      {"weights": "fp8", "kv": "fp8"}),
     ("python -m sglang.launch_server --model-path m --torchao-config int4wo-128", {"weights": "int4"}),

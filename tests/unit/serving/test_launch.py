@@ -50,6 +50,8 @@ def test_each_engine_says_a_server(engine):
         ("vllm", {"tp": 8, "ep": 4}, "# whole experts on 4 of 8 GPUs"),
         ("trtllm", {"tp": 2, "dp": 4}, "# 4 groups of 2 GPUs that attend to sequences of their own"),
         ("trtllm", {"whole_prompts": True}, "# prompts in steps of their own"),
+        ("vllm", {"tp": 2, "dp": 4, "replicas": 3}, "# 3 of these, behind a router"),
+        ("sglang", {"replicas": 3}, " --dp-size 3"),
     ],
 )
 def test_what_an_engine_does_not_say_stands_behind_its_line(engine, options, said):
@@ -113,8 +115,9 @@ def test_guesses_of_a_head_are_named_flag_by_flag():
     assert all("eagle3" in each.why for each in found.values()) and len(found) == 2
 
 
-def test_replicas_are_named():
-    assert "servers of their own" in flags("sglang serve --model-path m --dp 2")["--dp 2"].why
+def test_groups_that_do_not_share_attention_are_replicas():
+    found = flags("sglang serve --model-path m --dp 2")["--dp 2"]
+    assert (found.sets, found.value) == ("replicas", "2")
 
 
 def test_the_row_of_a_flag_has_the_value_in_the_end():
