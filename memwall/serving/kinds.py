@@ -14,7 +14,7 @@ from memwall.core.errors import MemwallError, UsageError, unknown
 from memwall.core.question import filled, options_of, part_of, signature_of
 from memwall.core.units import counted
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
-from memwall.hardware.prices import CostRates
+from memwall.hardware.prices import CostRates, rates_of
 from memwall.perfmodel.power import idle_w
 from memwall.points import PointKind, Row, Task, engine_of, line
 from memwall.serving.candidates import Decoding
@@ -88,7 +88,7 @@ def decode(
     if (beyond := _beyond(model, said.context)) is not None:
         raise UsageError(beyond)
     (time_s,), (wall,) = steps.decodes([said.batch], [said.context])
-    rates = CostRates(usd_per_gpu_hour=usd_per_gpu_hour, **part_of(CostOptions, step))
+    rates = rates_of(steps.gpu, usd_per_gpu_hour, part_of(CostOptions, step))
     watts = StepPower(steps).watts(EngineStep(said.batch, said.batch * said.context), time_s)
     return _decoding(steps, said.batch, time_s, wall, _kv_bytes(steps, said.context), watts=watts, rates=rates)
 
@@ -141,10 +141,8 @@ def _decodes(task: Task, traces: Traces) -> list[Row]:
             if name not in gpus:
                 gpus[name] = load_gpu(name)
             model = shared_model(traces, task.target, weights, dtype, max(contexts) + 1)
-            rates = CostRates(
-                usd_per_gpu_hour=task.prices.get(gpus[name].name),
-                **{name: engine.pop(name) for name in options_of(CostOptions) if name in engine},
-            )
+            billed = {name: engine.pop(name) for name in options_of(CostOptions) if name in engine}
+            rates = rates_of(gpus[name], task.prices.get(gpus[name].name), billed)
             steps = steps_of(model, gpus[name], **engine)
         except MemwallError as error:
             rows += [line(str(error))] * len(own)

@@ -17,7 +17,7 @@ from memwall.frontend.hf.config import GUESSING
 from memwall.hardware.engine import ENGINES as ENGINES
 from memwall.hardware.engine import load_engine
 from memwall.hardware.lookup import Gpu, load_gpus
-from memwall.hardware.prices import CostRates, check_priced, prices_among
+from memwall.hardware.prices import check_priced, prices_among, rates_of
 from memwall.perfmodel.power import idle_w
 from memwall.pipeline import Names
 from memwall.serving.answer import Point, Serving, notes_of
@@ -150,7 +150,7 @@ def _engines(
             disaggregate=said.disaggregate,
             fleet=fleet_of(said),
             client_s=(said.client or 0.0) / 1e3,
-            rates=CostRates(usd_per_gpu_hour=prices.get(each.name), **rates),
+            rates=rates_of(each, prices.get(each.name), rates),
         )
         for each in gpus
         for count in ([said.tp] if isinstance(said.tp, int) else said.tp)

@@ -23,7 +23,7 @@ from memwall.core.question import filled, options_of, signature_of
 from memwall.core.views import ShownResult
 from memwall.hardware.engine import load_engine
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpus
-from memwall.hardware.prices import Billed, CostRates, check_billed, check_priced, prices_among
+from memwall.hardware.prices import Billed, check_billed, check_priced, prices_among, rates_of
 from memwall.perfmodel.roofline import bound_s, peak_compute_s
 from memwall.serving import Model, Point, serve, steps_of
 from memwall.serving.candidates import ServerCandidate, cost_of, objective, objective_text, stop
@@ -197,7 +197,7 @@ class _EngineSearch:
         most = load_engine(self.said.engine).limits(steps.gpu, steps.layout.tp, steps.layout.dp).max_batch
         most *= steps.layout.dp
         most = min(each.load.get("concurrency", most), most)
-        rates = CostRates(usd_per_gpu_hour=self.prices.get(each.options["gpu"]), **self.billed)
+        rates = rates_of(steps.gpu, self.prices.get(each.options["gpu"]), self.billed)
         return cost_of(Billed(gpus=steps.layout.gpus, rates=rates), _most_tokens_per_s(steps, most))
 
     def _steps(self, options: Mapping[str, Any]) -> GpuSteps | str:

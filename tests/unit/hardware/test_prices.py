@@ -1,11 +1,13 @@
 """What tokens cost, by hand: hours, kilowatt-hours, grams, idle hours and spot GPUs."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from memwall.core.errors import UsageError
-from memwall.hardware.prices import NO_RATES, Billed, CostRates
+from memwall.hardware.lookup import load_gpu
+from memwall.hardware.prices import NO_RATES, Billed, CostRates, rates_of
 
 
 def billed(**rates):
@@ -51,6 +53,13 @@ def test_without_power_hours_alone_cost():
     found = Billed(gpus=2, rates=CostRates(usd_per_gpu_hour=1.8, kwh=0.15, grams_per_kwh=400))
     assert found.usd_of_million(1000) == pytest.approx(1.0)
     assert found.joules_of_token(1000) is found.grams_of_million(1000) is None
+
+
+def test_power_of_a_gpu_whose_limit_is_not_known_is_not_billed():
+    gpu = replace(load_gpu("h100-sxm"), tdp_w=0.0)
+    with pytest.raises(UsageError, match="the power limit of h100-sxm is not known"):
+        rates_of(gpu, 2.0, {"kwh": 0.1})
+    assert rates_of(gpu, 2.0, {}).usd_per_gpu_hour == 2
 
 
 @pytest.mark.parametrize(
