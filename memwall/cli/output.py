@@ -31,6 +31,7 @@ SUFFIXES = {
 GATE_SUFFIXES = {
     "gl-code-quality-report.json": "gitlab", ".gitlab.json": "gitlab", ".sarif.json": "sarif", ".sarif": "sarif",
     ".json": "json", ".xml": "junit", ".txt": "text", ".md": "md", ".html": "html",
+    ".svg": "svg", ".png": "png", ".pdf": "pdf",
 }  # fmt: skip
 
 #: Prefixes of a pipeline's progress messages.

@@ -91,7 +91,9 @@ def _gated(
     if kept:
         append(Path(kept), entry_of(run.heads, *committed(whole.root, kept), run.result.served))
         messages.say(f"added to {kept}")
-    report = GateReport(run.result, folder=place_in_repository(whole.root), config=whole.source)
+    report = GateReport(
+        run.result, folder=place_in_repository(whole.root), config=whole.source, heads=run.heads, bases=run.bases
+    )
     annotate = partial(_annotate, report, err=out.as_json) if asked.github else lambda: None
     # what was compared with what it has just been written as says nothing, unless a budget does not hold
     out.show(report, before_print=annotate, text=not update or run.result.verdict != "pass")

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import memwall.report.columns as col
+from memwall.analysis.modules import module_tree
+from memwall.core.errors import UsageError
 from memwall.core.units import duration
 from memwall.gate import wording as say
 from memwall.gate.comment import gate_comment, gate_summary
 from memwall.gate.forges import CONFIG, gate_code_quality, gate_commands, gate_junit, gate_sarif
 from memwall.gate.result import Check, GateResult
 from memwall.gate.wording import NAME, TOP, name
-from memwall.report.document import Block, Document, Facts, Section, Sentence, Table
+from memwall.record.kernels import schedule_label
+from memwall.record.profile import Profile
+from memwall.report.document import Block, Document, Facts, Picture, PictureChoice, Section, Sentence, Table
+from memwall.report.figures.modules import difference_chart
+from memwall.report.figures.scene import Chart, stacked
 from memwall.report.kinds import Report
+from memwall.simulate.schedule import Schedule
 
 #: A workload with at most so many checks that pass shows them, one a line; with more they are counted.
 SHOWN = 12
+#: Workloads that have a picture, the ones that fail first.
+_PICTURES = 6
 
 _WORD = {"pass": "pass", "fail": "FAIL", "inconclusive": "inconclusive"}
 #: What a runner of GitHub takes for a command: ``::`` at the start of a line, ``##[`` anywhere.
@@ -35,7 +44,7 @@ class GateReport(Report):
     """
 
     noun = "a gate"
-    kinds = ("text", "md", "html", "summary", "github", "junit", "gitlab", "sarif", "json")
+    kinds = ("text", "md", "html", "svg", "png", "pdf", "summary", "github", "junit", "gitlab", "sarif", "json")
     own = MappingProxyType(
         {
             "md": lambda r: gate_comment(r.result, r.top),
@@ -51,6 +60,9 @@ class GateReport(Report):
     top: int = TOP
     folder: str = ""
     config: str = CONFIG
+    #: the profiles that were judged and those of the baseline, by workload, for pictures
+    heads: Mapping[str, Profile] = field(default_factory=dict)
+    bases: Mapping[str, Profile] = field(default_factory=dict)
 
     def document(self, kind: str) -> Document:
         """The verdict, then workload by workload what fails and why, what passes last."""
@@ -65,7 +77,30 @@ class GateReport(Report):
             sections.append(Section("problems", rows))
         for workload, checks in say.by_workload(result).items():
             sections.append(_workload_section(name(workload) or "(unnamed)", checks, self.top))
-        return Document(f"{NAME}: {result.verdict.upper()}", sections, answer)
+        drawn: list[Block] = [PictureChoice(shown)] if kind == "html" and (shown := self._pictures()) else []
+        return Document(f"{NAME}: {result.verdict.upper()}", sections, [*answer, *drawn])
+
+    def figure(self) -> Chart:
+        """Differential flame graphs of what moved. Raises UsageError: nothing did."""
+        shown = self._pictures()
+        if not shown:
+            raise UsageError("nothing to draw: no time or bytes of a module differ from the baseline's")
+        return stacked([picture.chart for _, picture in shown])
+
+    def _pictures(self) -> list[tuple[str, Picture]]:
+        """A differential flame graph of the time of each workload whose step changed, what fails first."""
+        failed = {check.workload for check in say.raised(self.result.checks)}
+        found = []
+        for workload in sorted(self.heads.keys() & self.bases.keys(), key=lambda each: (each not in failed, each)):
+            head, base = self.heads[workload], self.bases[workload]
+            pairs = [(new, old) for new in head.simulations for old in base.simulations if _alike(new, old)]
+            moved = [pair for pair in pairs if pair[0].totals.time_s != pair[1].totals.time_s]
+            for new, old in moved[:1]:
+                label = f"{name(workload)}, {schedule_label(head, new)}"
+                trees = module_tree(base, old), module_tree(head, new)
+                chart = difference_chart(label, *trees, "time")
+                found.append((label, Picture(chart, f"{label}: differential flame graph")))
+        return found[:_PICTURES]
 
     def text(self, *, width: int | None, color: bool) -> str:
         """No name in it can act as a command of a CI's log."""
@@ -74,6 +109,10 @@ class GateReport(Report):
     def record(self) -> str:
         """``memwall.gate/1``."""
         return self.result.to_json()
+
+
+def _alike(new: Schedule, old: Schedule) -> bool:
+    return (new.gpu.name, new.policy) == (old.gpu.name, old.policy)
 
 
 def _workload_section(heading: str, checks: Sequence[Check], top: int) -> Section:

@@ -7,14 +7,14 @@ wall that most of a module's time stands under; memory has none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from memwall.analysis.modules import ITSELF, WHOLE, ModuleRow
 from memwall.analysis.table import share
 from memwall.core.units import duration, percent, size
 from memwall.report.document import clean
-from memwall.report.figures.colors import WALL_COLORS
+from memwall.report.figures.colors import SIGN_COLORS, WALL_COLORS
 from memwall.report.figures.labels import Box
 from memwall.report.figures.scene import Chart, Rect, Scene
 
@@ -55,11 +55,48 @@ def flame_chart(title: str, trees: Trees, metric: str) -> Chart:
             scene.text(0, y + 11, f"{label}: {chosen.text(value)}")
             y += 17
             width = scene.width * share(value, whole)
-            painter = _Painter(scene, chosen, number, value, metric != "memory")
+            painter = _Painter(scene, chosen, number, value, _walled(metric))
             y = painter.flame(tree, 0.0, y, width, "") + 12
         return _legend(scene, y - 4, metric, start)
 
     return draw
+
+
+#: of a module's time, what it changes to be drawn as changed
+_CHANGED = 0.01
+
+
+def difference_chart(title: str, before: ModuleRow, after: ModuleRow, metric: str) -> Chart:
+    """A differential flame graph: the modules as they are, as wide as what they cost now, in the colours of what costs
+    more and what costs less than before."""
+    known = dict(_by_path(before, ""))
+    chosen = METRICS[metric]
+
+    def changed(row: ModuleRow, path: str) -> tuple[str, str]:
+        old, new = (chosen.of(known[path, row.key]) if (path, row.key) in known else 0.0), chosen.of(row)
+        change = new - old
+        told = f", {'+' if change > 0 else '-'}{chosen.text(abs(change))}" if change else ", as before"
+        if abs(change) <= _CHANGED * max(old, new):
+            return "pale", told
+        return SIGN_COLORS["worse" if change > 0 else "better"], told
+
+    def draw(scene: Scene) -> float:
+        value = chosen.of(after)
+        y = scene.title(f"{title}: {chosen.title} of modules, compared with the baseline")
+        scene.text(0, y + 11, f"{chosen.text(value)}, before {chosen.text(chosen.of(before))}")
+        painter = _Painter(scene, chosen, 0, value, changed)
+        y = painter.flame(after, 0.0, y + 17, scene.width, "") + 8
+        entries = [("more", SIGN_COLORS["worse"], "square"), ("less", SIGN_COLORS["better"], "square")]
+        return y + scene.legend(y, [*entries, ("as before", "pale", "square")])
+
+    return draw
+
+
+def _by_path(row: ModuleRow, path: str) -> Iterator[tuple[tuple[str, str], ModuleRow]]:
+    """A module and all inside it, by where it is and its name."""
+    yield (path, row.key), row
+    for child in row.children:
+        yield from _by_path(child, _inside(path, child))
 
 
 def treemap_chart(title: str, trees: Trees, metric: str) -> Chart:
@@ -78,7 +115,7 @@ def treemap_chart(title: str, trees: Trees, metric: str) -> Chart:
             y = y if number % across else bottom
             part = share(chosen.of(tree), whole) ** 0.5
             scene.text(x, y + 11, f"{label}: {chosen.text(chosen.of(tree))}")
-            painter = _Painter(scene, chosen, number, chosen.of(tree), metric != "memory")
+            painter = _Painter(scene, chosen, number, chosen.of(tree), _walled(metric))
             painter.treemap(tree, Box(x, y + 17, x + wide * part, y + 17 + high * part), "")
             bottom = max(bottom, y + 17 + high * part + 12)
         return _legend(scene, bottom - 4, metric, start)
@@ -95,11 +132,20 @@ def _legend(scene: Scene, y: float, metric: str, start: int) -> float:
     return y + scene.legend(y, entries, "most of its time under")
 
 
+#: a module and its path → its colour, and what else is said of it
+_ModuleLook = Callable[[ModuleRow, str], tuple[str, str]]
+
+
+def _walled(metric: str) -> _ModuleLook:
+    """The colour of the wall that most of a module's time stands under; memory has none."""
+    return lambda row, _: ("pale" if metric == "memory" else WALL_COLORS.get(row.limited_by, "pale"), "")
+
+
 class _Painter:
     """Draws one tree."""
 
-    def __init__(self, scene: Scene, metric: Metric, number: int, whole: float, colored: bool) -> None:
-        self.scene, self.metric, self.number, self.whole, self.colored = scene, metric, number, whole, colored
+    def __init__(self, scene: Scene, metric: Metric, number: int, whole: float, look: _ModuleLook) -> None:
+        self.scene, self.metric, self.number, self.whole, self.look = scene, metric, number, whole, look
 
     def flame(self, row: ModuleRow, x: float, y: float, width: float, path: str) -> float:
         """A module and below it what is inside; returns the lower edge."""
@@ -131,8 +177,8 @@ class _Painter:
         value = self.metric.of(row)
         count = f" x{row.count}" if row.count > 1 else ""
         name = clean(row.key) + count
-        text = f"{name}: {self.metric.text(value)}, {percent(share(value, self.whole))}"
-        color = WALL_COLORS.get(row.limited_by, "pale") if self.colored else "pale"
+        color, more = self.look(row, path)
+        text = f"{name}: {self.metric.text(value)}{more}, {percent(share(value, self.whole))}"
         high = box.lower - box.upper
         self.scene.rect(
             box.left,

@@ -5,10 +5,13 @@ from itertools import combinations
 
 import pytest
 
+from memwall.analysis.modules import module_tree
 from memwall.core.errors import UsageError
 from memwall.record.kernels import kernel_phase
 from memwall.report import render
+from memwall.report.figures.colors import SIGN_COLORS
 from memwall.report.figures.labels import Box, LabelLine, Placer
+from memwall.report.figures.modules import difference_chart
 from memwall.report.figures.profile import compute_roofs, memory_roofs, roofline_since
 from memwall.report.figures.scene import drawn
 from memwall.report.figures.svg import to_svg
@@ -120,3 +123,16 @@ def test_a_kernel_has_an_arrow_from_where_it_was(profile):
     assert "baseline, " in svg and "→ now" in svg
     same = to_svg(drawn(roofline_since(profile, new, profile, new), width=1000.0))
     assert same.count("<polyline") < svg.count("<polyline")
+
+
+def test_a_differential_flame_graph_says_what_costs_more_and_less(profile):
+    """From the old GPU to the new one everything takes less; the other way round, more."""
+    trees = {name: module_tree(profile, profile.simulation(name)) for name in ("old", "new")}
+    faster = to_svg(drawn(difference_chart("tiny", trees["old"], trees["new"], "time"), width=1000.0))
+    slower = to_svg(drawn(difference_chart("tiny", trees["new"], trees["old"], "time"), width=1000.0))
+    same = to_svg(drawn(difference_chart("tiny", trees["old"], trees["old"], "time"), width=1000.0))
+    worse, better = SIGN_COLORS["worse"], SIGN_COLORS["better"]
+    legend = 1  # each colour has one square there
+    assert faster.count(worse) == slower.count(better) == same.count(worse) == same.count(better) == legend
+    assert faster.count(better) == slower.count(worse) > 3
+    assert same.count("as before") > 3
