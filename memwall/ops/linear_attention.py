@@ -34,12 +34,14 @@ _DECODE_VALUES, _WALK_VALUES = 32, 64
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Heads of a linear attention on one GPU: of queries and keys, and of values, with the sizes of each."""
+    """Heads of a linear attention on one GPU: of queries and keys, and of values, with the sizes of each; ``gates`` are
+    those of a head of values: one, or one for each number of a key (KDA)."""
 
     keys: int
     values: int
     key_size: int = 128
     value_size: int = 128
+    gates: int = 1
 
     @property
     def state(self) -> int:
@@ -101,7 +103,7 @@ def delta_prefill(
             FLA's Triton kernels, of which five take the chunks in parallel and one walks along them.
     """
     chunks, k, v = ceil(tokens / DELTA_CHUNK), heads.key_size, heads.value_size
-    of_token = _HALF * (2 * heads.keys * k + 2 * heads.values * v) + 2 * 4 * heads.values
+    of_token = _HALF * (2 * heads.keys * k + 2 * heads.values * v) + 4 * heads.values * (heads.gates + 1)
     state = batch * heads.state * ITEMSIZE[state_dtype]
     read, write = state * given + batch * tokens * (of_token - _HALF * heads.values * v), state
     write += _HALF * batch * tokens * heads.values * v
@@ -135,7 +137,7 @@ def delta_decode(
     """One token of each sequence: the state is read as the first of ``state_dtypes`` and written as the second.
     ``fused``: FlashInfer's kernel; otherwise FLA's in Triton, with a block for 32 values of a head."""
     before, after = (batch * heads.state * ITEMSIZE[dtype] for dtype in state_dtypes)
-    rows = batch * _HALF * (2 * heads.keys * heads.key_size + heads.values * (heads.value_size + 2))
+    rows = batch * _HALF * (2 * heads.keys * heads.key_size + heads.values * (heads.value_size + heads.gates + 1))
     return _state_update(
         batch * heads.values * ceil(heads.value_size / _DECODE_VALUES),
         (before + rows, after + _HALF * batch * heads.values * heads.value_size),
@@ -201,7 +203,7 @@ def scan_prefill(batch: int, tokens: int, space: StateSpace, *, state_dtype: str
 def scan_decode(batch: int, space: StateSpace, *, state_dtype: str = "float32") -> Cost:
     """One token of each sequence: its state is read and written once."""
     state = batch * space.numbers * ITEMSIZE[state_dtype]
-    rows = _HALF * batch * (2 * space.heads * space.size + 2 * space.groups * space.state)
+    rows = _HALF * batch * (space.heads * (space.size + 1) + 2 * space.groups * space.state)
     return _state_update(
         batch * space.heads * ceil(space.size / _DECODE_VALUES),
         (state + rows, state + _HALF * batch * space.heads * space.size),
@@ -210,7 +212,7 @@ def scan_decode(batch: int, space: StateSpace, *, state_dtype: str = "float32") 
 
 # -- what libraries run for transformers' models -----------------------------------------------------------------------
 # flash-linear-attention's delta rules, mamba-ssm's scan of Mamba-2, causal-conv1d's convolutions: forward alone, of two
-# bytes. The delta rule of a vector of gates (KDA) counts as that of one gate.
+# bytes.
 
 
 @op("causal_conv1d::causal_conv1d_fn")
@@ -229,7 +231,7 @@ def installed_conv_update(call: Call) -> Cost:
 
 def _heads(call: Call) -> Heads:
     keys, values = call.need("k").shape, call.need("v").shape
-    return Heads(keys[2], values[2], keys[3], values[3])
+    return Heads(keys[2], values[2], keys[3], values[3], keys[3] if "kda" in call.name else 1)
 
 
 @op("fla::chunk_gated_delta_rule fla::chunk_kda")

@@ -176,7 +176,7 @@ def latent_chosen(
         whole = latent_decode(batch, heads, seen, cache, dtype, engine=IN_GRAPHS.get(engine, engine), widths=widths)
         (dense,) = whole.launches
         assert isinstance(dense, LatentLaunch)
-        return replace(whole, launches=(replace(launch, dense=dense),))
+        return replace(whole, read_bytes=launch.read_bytes, launches=(replace(launch, dense=dense),))
     flops = 2 * heads * pairs * (nope + rope + value)
     return Cost({Pipe("tensor", "bfloat16"): flops}, launch.read_bytes, launch.write_bytes, launches=(launch,))
 

@@ -142,7 +142,10 @@ class CacheReader(TracedStep):
             "write_bytes": distinct_bytes(made) // self.tokens,
             "weight_bytes": distinct_bytes(fixed),
         }
-        return self._recurrence(region, [value.spec for value in stored], moved) or State(**moved), ()
+        found = self._recurrence(region, [value.spec for value in stored], moved)
+        if found is not None:
+            self._halved |= {value.storage for value in made}
+        return found or State(**moved), ()
 
     def _recurrence(self, region: Region, stored: Sequence[TensorSpec], moved: Mapping[str, int]) -> State | None:
         """The layer of a state of heads and a window of a convolution: the delta rule, whose step a sigmoid scales, or
@@ -161,5 +164,11 @@ class CacheReader(TracedStep):
         if odd or kinds < 1:
             return None
         if is_delta:
-            return DeltaRule(keys=kinds, key_size=rows, value_size=columns, **known)
+            decays = (
+                self.graph.specs(op.outputs)[0].numel
+                for op in map(self.graph.ops.__getitem__, region.ops)
+                if op.name.startswith("aten.exp")
+            )
+            gates = max(decays, default=0) // (self.tokens * heads)
+            return DeltaRule(keys=kinds, key_size=rows, value_size=columns, gates=rows if gates == rows else 1, **known)
         return Scan(groups=kinds, size=rows, state=columns, **known)

@@ -100,6 +100,8 @@ def served(
     kernels: Counter[StepKernel] = Counter()
     layers: dict[str, list[StepKernel]] = {}
     for read in reads:
+        if reader.casts_logits(read.region):
+            continue
         kernel = _as_run(read.kernel, reads)
         own = (*read.before, replace(kernel, beside=id(read.region) in alone), *read.after)
         kernels.update(own)

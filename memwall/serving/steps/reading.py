@@ -84,7 +84,13 @@ class Reader(CacheReader):
         of_index = any(number in region.reads for region in self._of("index"))
         readers = [other for other in self.regions if number in other.reads]
         kept = not is_last and all(map(self._compresses, readers))  # for the cache alone, which is on every GPU
-        is_row = region.reads & self._sharded and not grouped
+        # of two matmuls in a row (low rank) the first is on every GPU, and the columns of the second are shared
+        first = {i for i in region.reads if self.regions[i].kind == "product"} - self._of_shares
+        is_row = (region.reads - first) & self._sharded and not grouped
+        if region.reads & self._sharded:
+            self._of_shares.add(number)
+        elif readers and all(reader.kind == "product" for reader in readers):
+            kept = True
         split = (
             "whole"
             if kept or (n < _LEAST_COLUMNS and not is_last)
@@ -195,6 +201,14 @@ class Reader(CacheReader):
         moved = rows.numel // rows.shape[-1] // self.tokens if len(rows.shape) == 2 else 1
         return max(moved, 1)
 
+    def _storages(self, values: Iterable[int]) -> set[int]:
+        return {self.graph.values[i].storage for i in values}
+
+    def casts_logits(self, region: Region) -> bool:
+        """Whether a region is the float32 form of the logits alone, which the choice of the next token has."""
+        casts = region.kind == "between" and all(self.graph.ops[i].name == "aten._to_copy" for i in region.ops)
+        return casts and self._is_last(self.regions.index(region))
+
     def between(self, number: int, region: Region) -> tuple[StepKernel, tuple[Collective, ...]]:
         shared = bool(region.reads & self._sharded)
         if shared:
@@ -203,10 +217,16 @@ class Reader(CacheReader):
         ops = [self.graph.ops[i] for i in region.ops]
         tables = {op.inputs[0] for op in ops if op.name.startswith("aten.embedding")}
         fixed, _, data = self._split(value for value in read if value.id not in tables)
+        halved = sum(v.spec.nbytes - 2 * v.spec.distinct_elements for v in data if v.storage in self._halved)
+        kept = {value.storage for value in written}
+        copies = {
+            i for op in ops if op.name == "aten._to_copy" and kept & self._storages(op.inputs) for i in op.outputs
+        }
+        written = [value for value in written if value.id not in copies]  # who reads these reads what they are casts of
         gathered = sum(self.graph.specs(op.outputs)[0].nbytes for op in ops if op.inputs and op.inputs[0] in tables)
         widths = (self.graph.specs(op.inputs)[0].shape[-1] for op in ops if op.op_class in _WHOLE_CLASSES)
         kernel = Between(
-            read_bytes=(distinct_bytes(data) + gathered) // self.tokens,
+            read_bytes=(distinct_bytes(data) - halved + gathered) // self.tokens,
             write_bytes=distinct_bytes(written) // self.tokens,
             weight_bytes=distinct_bytes(fixed),
             columns=max(widths, default=0),

@@ -42,7 +42,9 @@ def regions(graph: Graph, flow: Flow) -> list[Region]:
 
 
 def _place(region: Region) -> tuple[int, int]:
-    return (region.kind != "prepared", max(region.ops, default=-1))
+    """Products run when their first op could, as all read the same; others when what they read last is there."""
+    place = min if region.kind == "product" else max
+    return (region.kind != "prepared", place(region.ops, default=-1))
 
 
 class _RegionWalk:
@@ -71,6 +73,7 @@ class _RegionWalk:
         self._cached()
         self._products()
         self._between()
+        self._inlined()
         found = sorted({id(region): region for region in self.owner.values()}.values(), key=_place)
         number = {id(region): i for i, region in enumerate(found)}
         for op in self.ops:
@@ -192,7 +195,17 @@ class _RegionWalk:
             chooses = any(name.startswith("aten.topk") for name in names)
             if attends and (spread := self._of_latents(place, inside)):
                 inside = self._closed(place, inside | spread)
+            if not attends and not chooses:
+                self._finish(place, inside)
             self._take("attention" if attends else "index" if chooses else "state", inside, place)
+
+    def _finish(self, place: str, inside: set[int]) -> None:
+        """Add what the module makes of a state's results alone: the kernel adds a skipped input, and casts."""
+        for number in self._inside(place):
+            op, before = self.ops[number], set(self.before[number])
+            alone = all(i in inside or (i in self.owner and self.owner[i].kind == "prepared") for i in before)
+            if op.module == place and before & inside and alone and op.op_class not in _PRODUCTS:
+                inside.add(number)
 
     def _of_latents(self, place: str, inside: set[int]) -> set[int]:
         """Matmuls whose results are both values and, next to numbers that all heads share, keys of the cache of an
@@ -308,6 +321,21 @@ class _RegionWalk:
             self.owner[op.id] = own
             for source in self._anchors(op.id, level):
                 open_regions[source] = own
+
+    def _inlined(self) -> None:
+        """Ops between anchors whose results one later kernel of such ops alone reads run in that: the sigmoid of a gate
+        where it is multiplied with what an anchor makes meanwhile."""
+        for number in reversed(range(len(self.ops))):
+            region = self.owner[number]
+            if region.kind != "between" or any(not self.after[op] for op in region.ops):
+                continue
+            readers = {
+                id(read): read for op in region.ops for i in self.after[op] if (read := self.owner[i]) is not region
+            }
+            (reader, *others) = readers.values()
+            if not others and reader.kind == "between":
+                reader.ops = sorted([*reader.ops, *region.ops])
+                self.owner.update(dict.fromkeys(region.ops, reader))
 
     def _level_after(self, number: int, level: dict[int, int]) -> int:
         kind = self.owner[number].kind

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from memwall.core.graph import ITEMSIZE
 from memwall.ops import Cost
 from memwall.ops import linear_attention as linear
 from memwall.serving.steps.kernels import NO_COST, State, share_of
@@ -13,6 +14,8 @@ from memwall.serving.steps.step import EngineStep, Layout
 
 #: engines whose convolutions have a block for a channel; engines whose prompts FlashInfer's delta rule takes
 _BY_CHANNEL, _FUSED = ("trtllm",), ("vllm",)
+#: bytes of an input of the convolution
+_HALF = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +27,16 @@ class Recurrence(State):
     channels: int
     taps: int
     dtype: str
+
+    @property
+    def head(self) -> int:
+        """Numbers of the state of a head."""
+        raise NotImplementedError
+
+    def kv_bytes(self, tokens: int, layout: Layout) -> int:
+        """Engines keep the inputs of the convolution but the newest one."""
+        window = share_of(self.channels, layout.tp) * (self.taps - 1) * _HALF
+        return share_of(self.heads, layout.tp) * self.head * ITEMSIZE[self.dtype] + window
 
     def _over(
         self, step: EngineStep, layout: Layout, prompt: Callable[[int, int], Cost], token: Callable[[int], Cost]
@@ -40,15 +53,22 @@ class Recurrence(State):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaRule(Recurrence):
-    """Gated DeltaNet and its like (KDA): ``keys`` heads of queries and of keys, ``heads`` of values."""
+    """Gated DeltaNet and its like (KDA): ``keys`` heads of queries and of keys, ``heads`` of values with ``gates``
+    each."""
 
     keys: int
     key_size: int
     value_size: int
+    gates: int = 1
+
+    @property
+    def head(self) -> int:
+        return self.key_size * self.value_size
 
     def cost(self, step: EngineStep, layout: Layout) -> Cost:
         keys, values = share_of(self.keys, layout.tp), share_of(self.heads, layout.tp)
-        heads, fused = linear.Heads(keys, values, self.key_size, self.value_size), layout.engine in _FUSED
+        heads = linear.Heads(keys, values, self.key_size, self.value_size, self.gates)
+        fused = layout.engine in _FUSED and self.gates == 1
         return self._over(
             step,
             layout,
@@ -64,6 +84,10 @@ class Scan(Recurrence):
     size: int
     state: int
     groups: int
+
+    @property
+    def head(self) -> int:
+        return self.size * self.state
 
     def cost(self, step: EngineStep, layout: Layout) -> Cost:
         heads, groups = share_of(self.heads, layout.tp), share_of(self.groups, layout.tp)

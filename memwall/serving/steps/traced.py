@@ -38,6 +38,10 @@ class TracedStep:
         #: regions of whose results each GPU has a share, and a summand
         self._sharded: set[int] = set()
         self._partial: set[int] = set()
+        #: storages of results that kernels of states write in two bytes, whatever the model does
+        self._halved: set[int] = set()
+        #: matmuls that read shares
+        self._of_shares: set[int] = set()
 
     @cached_property
     def step(self) -> EngineStep:

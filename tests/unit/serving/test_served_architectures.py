@@ -81,17 +81,17 @@ MODELS = {
         + n // 128 * 32 * 2 + 127 * 2 * 32 * 2,
     ),
     "Phi-4": (_config("phi3", "Phi3ForCausalLM"), lambda n: 4 * n * TOKEN),
-    # 16 heads of 32 x 64 states in float32, and 4 columns of 512 + 2 x 64 channels
+    # 16 heads of 32 x 64 states in float32, and the columns before the newest, 3 of 512 + 2 x 64 channels
     "Mamba-2": (
         _config("mamba2", "Mamba2ForCausalLM", num_heads=16, head_dim=32, state_size=64, n_groups=1, conv_kernel=4,
                 expand=2, chunk_size=32),
-        lambda n: 4 * (4 * 16 * 32 * 64 + 2 * 4 * (512 + 2 * 64)),
+        lambda n: 4 * (4 * 16 * 32 * 64 + 2 * 3 * (512 + 2 * 64)),
     ),
     # as Mamba-2, with attention in one layer of four
     "Bamba": (
         _config("bamba", "BambaForCausalLM", mamba_n_heads=16, mamba_d_head=32, mamba_d_state=64, mamba_n_groups=1,
                 mamba_d_conv=4, mamba_expand=2, mamba_chunk_size=32, attn_layer_indices=[2]),
-        lambda n: 3 * (4 * 16 * 32 * 64 + 2 * 4 * (512 + 2 * 64)) + n * TOKEN,
+        lambda n: 3 * (4 * 16 * 32 * 64 + 2 * 3 * (512 + 2 * 64)) + n * TOKEN,
     ),
     # 1,500 columns of sound, whatever is said, and the text
     "Whisper": (

@@ -5,6 +5,7 @@ import pytest
 import memwall
 from memwall.ops import linear_attention as linear
 from memwall.serving.steps import EngineStep, Layout, served
+from memwall.serving.steps.kernels import Collective, Product
 from memwall.serving.steps.states import DeltaRule, Scan
 
 #: Gated DeltaNet with 4 heads of queries and keys and 8 of values, 16 numbers each
@@ -77,3 +78,32 @@ def test_a_step_of_both_takes_both():
         for step in (EngineStep(4, 400, ((100, 0),)), EngineStep(4, 400), EngineStep(0, 0, ((100, 0),)))
     )
     assert both.bytes == token.bytes + prompt.bytes
+
+
+#: Kimi-Linear: KDA with 4 heads of 16 numbers, and latent attention
+KIMI = {
+    "model_type": "kimi_linear", "architectures": ["KimiLinearForCausalLM"], "hidden_size": 128, "vocab_size": 2048,
+    "pad_token_id": 0,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 256,
+    "kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32, "linear_head_dim": 16,
+    "linear_num_heads": 4, "linear_conv_kernel_dim": 4, "mlp_layer_types": ["dense", "dense"],
+    "layer_types": ["linear_attention", "full_attention"], "dtype": "bfloat16",
+}  # fmt: skip
+
+
+def test_kda_has_a_gate_for_each_number_of_a_key(save):
+    found = layer(save, KIMI, DeltaRule)
+    assert (found.keys, found.heads, found.gates) == (4, 4, 16)
+    assert layer(save, QWEN, DeltaRule).gates == 1
+    one, many = (linear.delta_decode(8, linear.Heads(4, 4, 16, 16, gates)) for gates in (1, 16))
+    assert many.read_bytes - one.read_bytes == 8 * 4 * 15 * 2
+
+
+def test_gpus_share_the_columns_of_the_second_of_two_matmuls_in_a_row(save):
+    """The forget gate of KDA, 128 x 16 and 16 x 64: each GPU has the first whole, and no message is needed before the
+    sums of the layers, two each, and of the table."""
+    traced = memwall.profile(save(KIMI), mode="decode", batch=2, context=64)
+    kernels = served(traced.graph, context=64).kernels
+    splits = {(each.k, each.n): each.split for each, _ in kernels if isinstance(each, Product)}
+    assert (splits[128, 16], splits[16, 64], splits[64, 128]) == ("whole", "column", "row")
+    assert sum(n for each, n in kernels if isinstance(each, Collective) and each.op == "all_reduce") == 5
