@@ -18,13 +18,13 @@ from memwall.core.graph import Graph, Op, TensorSpec, distinct_bytes
 from memwall.ops.routing import expected_active
 from memwall.serving.steps.caches import CacheReader
 from memwall.serving.steps.kernels import Between, Collective, Encoded, Experts, Product, Sampling, StepKernel
-from memwall.serving.steps.regions import Region
+from memwall.serving.steps.regions import WHOLE_CLASSES, Region
 from memwall.serving.steps.step import EngineStep
 
 #: of a matmul whose columns GPUs share: engines leave gates and mixers of fewer on each
 _LEAST_COLUMNS = 32
-#: classes of ops that need whole rows; and ops, which choose from them
-_WHOLE_CLASSES, _CHOICES = ("reduction", "normalization"), ("topk", "sort", "argmax", "gather")
+#: ops that choose from whole rows
+_CHOICES = ("topk", "sort", "argmax", "gather")
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Reader(CacheReader):
         for op in ops:
             name, specs = op.name.partition(".")[2] or op.name, self.graph.specs(op.inputs)
             if (
-                (op.op_class in _WHOLE_CLASSES or name in _CHOICES)
+                (op.op_class in WHOLE_CLASSES or name in _CHOICES)
                 and specs
                 and specs[0].shape[-1:]
                 and (specs[0].shape[-1] in widths)
@@ -224,7 +224,7 @@ class Reader(CacheReader):
         }
         written = [value for value in written if value.id not in copies]  # who reads these reads what they are casts of
         gathered = sum(self.graph.specs(op.outputs)[0].nbytes for op in ops if op.inputs and op.inputs[0] in tables)
-        widths = (self.graph.specs(op.inputs)[0].shape[-1] for op in ops if op.op_class in _WHOLE_CLASSES)
+        widths = (self.graph.specs(op.inputs)[0].shape[-1] for op in ops if op.op_class in WHOLE_CLASSES)
         kernel = Between(
             read_bytes=(distinct_bytes(data) - halved + gathered) // self.tokens,
             write_bytes=distinct_bytes(written) // self.tokens,

@@ -20,6 +20,8 @@ from memwall.ops.recorded import INTEGERS
 _FIXED = ("parameter", "buffer")
 CACHES = ("kv_cache", "kv_made")
 _PRODUCTS = ("contraction",)
+#: classes of ops that need whole rows
+WHOLE_CLASSES = ("reduction", "normalization")
 
 
 @dataclass(slots=True)
@@ -323,11 +325,12 @@ class _RegionWalk:
                 open_regions[source] = own
 
     def _inlined(self) -> None:
-        """Ops between anchors whose results one later kernel of such ops alone reads run in that: the sigmoid of a gate
-        where it is multiplied with what an anchor makes meanwhile."""
+        """Element-wise ops whose results one later kernel between anchors alone reads run in that: a gate's sigmoid in
+        the product with what an anchor makes meanwhile."""
         for number in reversed(range(len(self.ops))):
             region = self.owner[number]
-            if region.kind != "between" or any(not self.after[op] for op in region.ops):
+            whole = (not self.after[op] or self.ops[op].op_class in WHOLE_CLASSES for op in region.ops)
+            if region.kind != "between" or any(whole):
                 continue
             readers = {
                 id(read): read for op in region.ops for i in self.after[op] if (read := self.owner[i]) is not region

@@ -107,3 +107,10 @@ def test_gpus_share_the_columns_of_the_second_of_two_matmuls_in_a_row(save):
     splits = {(each.k, each.n): each.split for each, _ in kernels if isinstance(each, Product)}
     assert (splits[128, 16], splits[16, 64], splits[64, 128]) == ("whole", "column", "row")
     assert sum(n for each, n in kernels if isinstance(each, Collective) and each.op == "all_reduce") == 5
+
+
+def test_a_gated_shared_expert_is_added_before_the_sums_of_gpus(save):
+    """Two sums a layer and one of the table: the gate multiplies the share of each GPU."""
+    traced = memwall.profile(save(QWEN | {"linear_num_value_heads": 16}), mode="decode", batch=2, context=64)
+    kernels = served(traced.graph, context=64).kernels
+    assert sum(n for each, n in kernels if isinstance(each, Collective) and each.op == "all_reduce") == 5
