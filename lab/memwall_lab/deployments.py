@@ -14,8 +14,9 @@ from memwall.bench.accuracy.kinds import Timed
 from memwall.bench.accuracy.samples import held_out_gpu, r1_s
 from memwall.core.errors import UsageError
 from memwall.hardware.cluster import cluster_of
-from memwall.hardware.engine import engine_host
+from memwall.hardware.engine import load_engine
 from memwall.hardware.lookup import Gpu
+from memwall.ops.routing import TYPICAL
 from memwall.perfmodel.roofline import peak_compute_s
 from memwall.serving import Model, read_model
 from memwall.serving.simulation.engine import CAPTURED, Policy, Speculation
@@ -25,6 +26,7 @@ from memwall.serving.simulation.timing import GpuSteps
 from memwall.serving.simulation.workload import RequestLoad
 from memwall.serving.steps import EngineStep, Layout
 from memwall.serving.steps.kernels import Collective
+from memwall.serving.steps.routing import routed
 from memwall_lab.collectives import without_own
 
 #: share of a GPU's memory that the servers of these tables take, and that of those whose weights need more: they ran
@@ -42,7 +44,7 @@ _MOST_REQUESTS = 2000
 #: measured on MT-bench, HumanEval and GSM8K (huggingface.co/nebius/MTP-DeepSeek-V3-0324, "Original MTP")
 _ACCEPTED = 0.707
 #: clients of whom a prompt waits for few others
-_FEW = 8
+FEW = 8
 
 
 class Engines:
@@ -50,24 +52,28 @@ class Engines:
 
     def __init__(self) -> None:
         self._models: dict[Path, Model] = {}
-        self._steps: dict[tuple[Path, str, Layout, bool, int], GpuSteps] = {}
+        self._steps: dict[tuple[Path, str, Layout, str, bool, int], GpuSteps] = {}
 
-    def steps(
-        self, config: Path, gpu: Gpu, layout: Layout, is_left_out: bool, captured: int = CAPTURED[-1]
-    ) -> GpuSteps:  # fmt: skip
-        """An engine; tables call weights fp8 that are stored in blocks. ``captured``: its largest CUDA graph."""
-        key = config, gpu.name, layout, is_left_out, captured
+    def of(self, sample: Deployment, pool: Pool) -> GpuSteps:
+        """The steps of an engine; tables call weights fp8 that are stored in blocks."""
+        config, gpu, layout, is_left_out = sample.config, sample.gpu, pool.layout, sample.is_left_out
+        captured = max(sample.graphs or CAPTURED) if pool is sample.decodes else CAPTURED[-1]
+        key = config, gpu.name, layout, sample.engine, is_left_out, captured
         if key not in self._steps:
             if config not in self._models:
-                self._models[config] = read_model(f"hf:{config}")
+                model = read_model(f"hf:{config}")
+                self._models[config] = replace(model, served=routed(model.served, (TYPICAL,)))
             model, cluster = self._models[config], cluster_of(gpu) if layout.gpus > 1 else None
+            engine = load_engine(sample.engine)
             if model.scheme == "fp8_block" and layout.weights.startswith("fp8"):
                 layout = replace(layout, weights="fp8_block", experts="")
+            layout = replace(layout, kv=layout.kv or model.cache)
             if is_left_out:
                 gpu, cluster = held_out_gpu(gpu), cluster and without_own(cluster)
             found = GpuSteps(
-                model.served, gpu, layout, cluster, UTILIZATION, engine_host(layout.engine), model.max_context, captured
-            )
+                model.served, gpu, layout, cluster, UTILIZATION, engine.host, model.max_context, captured,
+                attention_apart=engine.attention_apart,
+            )  # fmt: skip
             if found.weights_bytes + found.reserved_bytes >= found.capacity_bytes:
                 found = replace(found, utilization=MOST_UTILIZATION)
             self._steps[key] = found
@@ -96,6 +102,8 @@ class Deployment(Timed):
     name: str
     config: Path
     gpu: Gpu
+    #: with its version, as :func:`memwall.hardware.engine.load_engine` reads it
+    engine: str
     decodes: Pool
     prompts: Pool | None = None
     workload: RequestLoad
@@ -104,6 +112,8 @@ class Deployment(Timed):
     split: str
     #: tokens that a module of the model's own guesses for each that is verified; 0: none
     draft_tokens: int = 0
+    #: whether its clients are the largest batch of its engines, of which no more decode than caches hold
+    states_batch: bool = False
     #: what tells its engines
     told_by: str = "the row"
     #: batches of a group's decodes that it captures as CUDA graphs, with the largest batch; empty: as vLLM
@@ -126,9 +136,7 @@ class Deployment(Timed):
     def rows(self, engines: Engines) -> Iterator[TimedRow]:
         """Each figure, modeled and measured. R1 is a roofline with a batch that is always full, and a prompt that waits
         for nobody. Raises UsageError: the model does not fit, or the deployment speculates."""
-        steps = engines.steps(
-            self.config, self.gpu, self.decodes.layout, self.is_left_out, max(self.graphs or CAPTURED)
-        )
+        steps = engines.of(self, self.decodes)
         load = self._load(steps)
         run, clients = self._run(engines, steps, load), -(-(load.concurrency or 1) // self.decodes.engines)
         decode = EngineStep(clients, clients * (load.prompt.nominal + load.generate.nominal // 2))
@@ -141,19 +149,20 @@ class Deployment(Timed):
         }  # fmt: skip
         kind = "disaggregated" if self.prompts else "one engine"
         for figure, measured_s in self.measured.items():
-            few = f", {_FEW} clients or fewer" if figure == "TTFT" and (load.concurrency or 0) <= _FEW else ""
+            few = f", {FEW} clients or fewer" if figure == "TTFT" and (load.concurrency or 0) <= FEW else ""
             time_s, other_s = modeled[figure]
             yield TimedRow(self.dataset, self.label, f"{figure}, {kind}{few}", self.name, time_s, measured_s,
                       shape=self.shape, r1_s=other_s)  # fmt: skip
 
     def _load(self, steps: GpuSteps) -> RequestLoad:
-        """The load, with as many clients as the cache holds where it states none."""
-        load = self.workload
-        if "GPU seconds per token" not in self.measured:
+        """The load, with as many clients as caches hold where it states none, or the largest batch alone."""
+        load, states_none = self.workload, "GPU seconds per token" in self.measured
+        if not (states_none or self.states_batch):
             return load
         free = steps.capacity_bytes - steps.weights_bytes - steps.reserved_bytes
-        held = free // max(steps.kv_bytes(load.prompt.most + load.generate.most), 1)
-        clients = max(min(held, _MOST_SEQUENCES * steps.layout.dp), 1)
+        held = free // max(steps.kv_bytes(load.prompt.most + load.generate.most), 1) * self.decodes.engines
+        most = _MOST_SEQUENCES * steps.layout.dp if states_none else load.concurrency or 1
+        clients = max(min(held, most), 1)
         return replace(load, concurrency=clients, requests=min(3 * clients, max(_MOST_REQUESTS, 2 * clients)))
 
     def _run(self, engines: Engines, steps: GpuSteps, load: RequestLoad) -> Requests:
@@ -162,10 +171,11 @@ class Deployment(Timed):
         policy = Policy(
             max_batch=max(clients, _SEQUENCES), token_budget=max(_TOKENS * groups, clients),
             request_s=steps.host.request_s, captured=self._captured(clients), speculation=self._speculation(steps),
+            reserve=load_engine(self.engine).reserve,
         )  # fmt: skip
         if self.prompts is None:
             return simulate_requests(steps, load, policy)
-        prompt = engines.steps(self.config, self.gpu, self.prompts.layout, self.is_left_out)
+        prompt = engines.of(self, self.prompts)
         apart = Disaggregated(
             prompt=prompt, decode=steps, prompt_engines=self.prompts.engines, decode_engines=self.decodes.engines,
             link_bytes_per_s=_LINK_BYTES_PER_S * prompt.layout.gpus,

@@ -1,36 +1,45 @@
-"""Write reports/serving.md: modeled latency of real deployments next to what was measured, where the tables are at hand.
+"""Write reports/serving.md and serving.json: modeled latency of real deployments next to what was measured, where the tables are at hand.
 
-    python lab/reports/serving_report.py [--rows N]
+    python lab/reports/serving_report.py [--rows N] [--kept FOLDER]
 
 Deployments are those of ``serving_e2e.csv`` and ``trtllm_throughput.csv``, as ``memwall accuracy`` reads them. Kernels and
-messages have the constants of their own tables, the scheduler is vLLM's, requests are simulated one by one. Three seconds
-of each engine's CPU are fitted to 70 rows of half of the deployments that are one engine, one of vLLM's to all 159 with
-64 clients or fewer (``hardware_specs/engines``); the other half, by a hash of model, GPU and engine, no constant has seen. R1 is a roofline of the same bytes and FLOPs: 85 % of
-the bandwidth, 75 % of the peak and 3 us for each kernel, a batch that is always full, and a prompt that waits for nobody.
+messages have the constants of their own tables, schedulers are as their engines have them, requests are simulated one by
+one. The seconds of each engine's CPU, and how much experts differ in popularity, are fitted to half of the deployments that
+are one engine (``hardware_specs/engines``, ``memwall/ops/routing.py``); the other half, by a hash of model, GPU and engine, no
+constant has seen. R1 is a roofline of the same bytes and FLOPs: 85 % of the bandwidth, 75 % of the peak and 3 us for each
+kernel, a batch that is always full, and a prompt that waits for nobody. The interval is the 80 % one of the engine.
+
+``serving.json`` has the same as one record: ``scores`` (dataset, figure, ``by`` what rows are told apart and the ``group``; errors
+and the share in the interval in percent, null where a figure has no interval), ``published`` errors of others, and rows
+``left_out`` with why.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
-from statistics import fmean, median
-from typing import NamedTuple
+from statistics import median
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 
-from memwall.bench.accuracy import TimedRow, read_measured  # noqa: E402
+from memwall.bench.accuracy import read_measured  # noqa: E402
 from memwall.bench.accuracy.reading import thinned  # noqa: E402
-from memwall.bench.accuracy.scores import spearman  # noqa: E402
 from memwall.serving.steps import EngineStep  # noqa: E402
-from memwall_lab.deployments import Deployment, Engines, deployment_rows  # noqa: E402
+from memwall_lab.deployments import FEW, Deployment, Engines  # noqa: E402
+from memwall_lab.served_rows import Score, ServedRow, by, rank, read_rows, rows_of, write_rows  # noqa: E402
 from tests.unit.places import truth  # noqa: E402
 
 HERE = ROOT / "reports"
+SCHEMA = "memwall.serving-scores/1"
 #: how to read the page
 READING = """How rows are read, which state the GPUs of an engine in several ways and not always how many engines there are, is said in
 `lab/memwall_lab/tables/deployments.py`. Rows of DeepSeek have the engines, experts and draft tokens that InferenceX lists
@@ -78,95 +87,122 @@ tokens and each other's schedulers, which are not; the rows state neither.
 """
 
 
+#: what others publish of their own predictions
+PUBLISHED = {
+    "source": "AISimulate (NVIDIA), its published errors on InferenceX",
+    "points": 728,
+    "tpot_mean": 28.4,
+    "ttft_mean": 76.7,
+}
+#: what rows are told apart by -> its value of a row
+GROUPS: Mapping[str, Callable[[ServedRow], str]] = {
+    "model": lambda row: row.model, "GPU": lambda row: row.gpu, "engine": lambda row: row.engine.split("@")[0],
+    "load": lambda row: row.load,
+}  # fmt: skip
+DATASETS = ("serving_e2e", "trtllm_throughput")
+#: tables, by what they hold, of groups with their scores
+Tables = dict[tuple[str, str], list[tuple[str, Score]]]
+
+
 class Scored(NamedTuple):
-    """A row with its deployment."""
+    """All rows, those with their GPU left out, why others have none, and a table of what prompts need."""
 
-    sample: Deployment
-    row: TimedRow
-
-
-def scored(samples: Iterable[Deployment], engines: Engines, refused: Counter[str]) -> list[Scored]:
-    """The figures of all deployments; why others have none is counted."""
-    return [Scored(sample, row) for sample in samples for row in deployment_rows([sample], engines, refused)]
+    rows: list[ServedRow]
+    left: list[ServedRow]
+    refused: Counter[str]
+    demands: str
 
 
-def table(title: str, groups: Iterable[tuple[str, Sequence[Scored]]]) -> str:
-    """A Markdown table of scores."""
-    lines = [f"\n{title}\n", "| rows | n | median | mean | bias | Spearman | R1 median | R1 mean |",
-             "|---|---:|---:|---:|---:|---:|---:|---:|"]  # fmt: skip
-    for name, own in groups:
-        if own:
-            errors = [each.row.error for each in own]
-            others = [abs(each.row.r1_s / each.row.measured_s - 1) for each in own if each.row.r1_s]
-            order = rank(own)
-            lines.append(
-                f"| {name} | {len(own):,} | {100 * median(map(abs, errors)):.1f} | {100 * fmean(map(abs, errors)):.1f} |"
-                f" {100 * median(errors):+.1f} | {'-' if order is None else f'{order:.3f}'} |"
-                f" {100 * median(others):.1f} | {100 * fmean(others):.1f} |"
-            )
-    return "\n".join(lines)
-
-
-def by(found: Sequence[Scored], key: Callable[[Scored], str]) -> Iterator[tuple[str, list[Scored]]]:
-    """The rows of each value, in order."""
-    for value in sorted({key(each) for each in found}):
-        yield value, [each for each in found if key(each) == value]
-
-
-def halves(found: Sequence[Scored], left: Sequence[Scored]) -> Iterator[tuple[str, list[Scored]]]:
-    """All rows, those of the half that no constant has seen, and all with their GPU left out."""
-    yield "all", list(found)
-    yield "other half", [each for each in found if not each.sample.in_fit_half]
-    yield "GPU left out", list(left)
-
-
-def pages(name: str, asked: int, left_out: int) -> Iterator[str]:
-    """The tables of a data set, and what has no answer."""
+def scored(name: str, asked: int, left_out: int) -> Scored:
+    """A data set, simulated."""
     path = truth(f"{name}.csv")
     if path is None:
         sys.exit(f"{name}.csv is not at hand")
     measured, engines = read_measured(path), Engines()
     refused: Counter[str] = Counter(measured.skipped)
-    found = scored(thinned(measured.of(Deployment), asked), engines, refused)
-    others = [sample.left_out() for sample in thinned(measured.of(Deployment), left_out)]
-    without = scored(others, engines, Counter())
-    for kind, own in by(found, lambda each: each.row.op_class.removesuffix(", 8 clients or fewer")):
-        left = [each for each in without if each.row.op_class.startswith(kind)]
-        yield table(f"{kind}, percent", halves(own, left))
-        few = [each for each in own if each.row.op_class != kind]
-        if few:
-            yield table(f"{kind}, 8 clients or fewer, percent", list(halves(few, []))[:2])
-        groups = [lambda each: each.row.gpu, lambda each: each.row.shape.split()[0], lambda each: each.row.dtype]
-        yield table(f"{kind}, by GPU, engine and model, percent", [group for key in groups for group in by(own, key)])
-        if any(each.sample.draft_tokens for each in own):
-            drafts = by(own, lambda each: f"{each.sample.draft_tokens} draft tokens")
-            yield table(f"{kind}, by speculation, percent", drafts)
-        if len({each.sample.told_by for each in own}) > 1:
-            yield table(f"{kind}, by what tells the engines, percent", by(own, lambda each: each.sample.told_by))
-        if kind.startswith("TPOT"):
-            yield orders(kind, own)
-    yield ranking(found) if name.startswith("trtllm") else demands(measured.of(Deployment), engines)
-    yield from (f"\n{count:,} rows have no answer: {why}" for why, count in refused.most_common())
+    samples = measured.of(Deployment)
+    rows = rows_of(thinned(samples, asked), engines, refused)
+    left = rows_of([sample.left_out() for sample in thinned(samples, left_out)], engines, Counter())
+    return Scored(rows, left, refused, "" if name.startswith("trtllm") else demands(samples, engines))
 
 
-def rank(found: Sequence[Scored]) -> float | None:
-    """Spearman's correlation of modeled and measured times."""
-    return spearman([each.row.modeled_s for each in found], [each.row.measured_s for each in found])
+def kept(folder: Path, name: str, asked: int, left_out: int) -> Scored:
+    """The same, of the files of an earlier run if there are some."""
+    files = {part: folder / f"{name}.{part}" for part in ("csv", "left.csv", "json")}
+    if not files["json"].exists():
+        found = scored(name, asked, left_out)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_rows(files["csv"], found.rows)
+        write_rows(files["left.csv"], found.left)
+        files["json"].write_text(json.dumps([found.refused, found.demands]), encoding="utf-8")
+    refused, needed = json.loads(files["json"].read_text(encoding="utf-8"))
+    return Scored(read_rows(files["csv"]), read_rows(files["left.csv"]), Counter(refused), needed)
 
 
-def orders(kind: str, found: Sequence[Scored]) -> str:
+def halves(rows: Sequence[ServedRow], left: Sequence[ServedRow]) -> list[tuple[str, Sequence[ServedRow]]]:
+    """All rows, those of the half that no constant has seen, and all with their GPU left out."""
+    return [("all", rows), ("other half", [row for row in rows if not row.in_fit_half]), ("GPU left out", left)]
+
+
+def tables_of(found: Scored) -> Tables:
+    """The scores of each figure: of all rows, and of groups."""
+    tables: Tables = {}
+    for title, own in by(found.rows, lambda row: f"{row.figure}, {row.kind}"):
+        left = [row for row in found.left if f"{row.figure}, {row.kind}" == title]
+        groups: dict[str, Iterable[tuple[str, Sequence[ServedRow]]]] = {"half": halves(own, left)}
+        groups |= {name: by(own, key) for name, key in GROUPS.items()}
+        if title.startswith("TTFT"):
+            few = [row for row in own if row.clients <= FEW]
+            groups[f"half, {FEW} clients or fewer"] = halves(few, [])
+        groups["speculation"] = by(own, lambda row: f"{row.draft_tokens} draft tokens")
+        groups["what tells the engines"] = by(own, lambda row: row.told_by)
+        for name, parts in groups.items():
+            scores = [(part, Score.of(rows)) for part, rows in parts if rows]
+            if len(scores) > 1 or name == "half":
+                tables[title, name] = scores
+    return tables
+
+
+def table(title: str, scores: Iterable[tuple[str, Score]]) -> str:
+    """A Markdown table of scores."""
+    lines = [f"\n{title}\n", "| rows | n | median | mean | bias | Spearman | in the interval | R1 median | R1 mean |",
+             "|---|---:|---:|---:|---:|---:|---:|---:|---:|"]  # fmt: skip
+    for name, each in scores:
+        order, covered = (
+            "-" if value is None else f"{value:{form}}"
+            for value, form in ((each.spearman, ".3f"), (each.covered, ".0f"))
+        )
+        lines.append(
+            f"| {name} | {each.rows:,} | {each.median:.1f} | {each.mean:.1f} | {each.bias:+.1f} | {order} | {covered} |"
+            f" {each.r1_median:.1f} | {each.r1_mean:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def page(name: str, found: Scored) -> Iterator[str]:
+    """The tables of a data set, and what has no answer."""
+    for (title, group), scores in tables_of(found).items():
+        yield table(f"{title}, by {group}, percent", scores)
+    for title, own in by(found.rows, lambda row: f"{row.figure}, {row.kind}"):
+        if title.startswith("TPOT"):
+            yield orders(title, own)
+    yield ranking(found.rows) if name.startswith("trtllm") else found.demands
+    yield from (f"\n{count:,} rows have no answer: {why}" for why, count in found.refused.most_common())
+
+
+def orders(title: str, rows: Sequence[ServedRow]) -> str:
     """Models whose rows are in the right order by less than 0.95, and of which part of them alone, or of all others,
     that is so."""
-    lines = [f"\n{kind}, what breaks the order of rows where Spearman is below 0.95\n",
+    lines = [f"\n{title}, what breaks the order of rows where Spearman is below 0.95\n",
              "| model | n | Spearman | rows of | n | these alone | all others |", "|---|---:|---:|---|---:|---:|---:|"]  # fmt: skip
     shown = lambda value: "-" if value is None else f"{value:.3f}"  # noqa: E731
-    every = list(by(found, lambda each: each.row.dtype))
+    every = list(by(rows, lambda row: row.model))
     low = [(model, own) for model, own in every if (rank(own) or 0.0) < 0.95 and len(own) > 2]
     for model, own in low:
-        for part, rows in by(own, lambda each: f"{each.row.gpu} {each.row.shape.split()[0]}"):
-            others = [each for each in own if each not in rows]
+        for part, some in by(own, lambda row: f"{row.gpu} {GROUPS['engine'](row)}"):
+            others = [row for row in own if row not in some]
             lines.append(
-                f"| {model} | {len(own):,} | {shown(rank(own))} | {part} | {len(rows):,} | {shown(rank(rows))} |"
+                f"| {model} | {len(own):,} | {shown(rank(own))} | {part} | {len(some):,} | {shown(rank(some))} |"
                 f" {shown(rank(others)) if len(others) > 2 else '-'} |"
             )
     right = len(every) - len(low)
@@ -179,7 +215,7 @@ def demands(samples: Sequence[Deployment], engines: Engines) -> str:
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for sample in samples:
         if sample.prompts is None and sample.measured.keys() >= {"TPOT", "TTFT"}:
-            steps, load = engines.steps(sample.config, sample.gpu, sample.decodes.layout, False), sample.workload
+            steps, load = engines.of(sample, sample.decodes), sample.workload
             flops = sum(n * kernel.cost(own, steps.layout).total_flops
                         for kernel, n, own in steps.each(EngineStep(0, 0, ((load.prompt.nominal, 0),))))  # fmt: skip
             round_s = sample.measured["TTFT"] + load.generate.nominal * sample.measured["TPOT"]
@@ -193,16 +229,16 @@ def demands(samples: Sequence[Deployment], engines: Engines) -> str:
     return "\n".join(lines)
 
 
-def ranking(found: Sequence[Scored]) -> str:
+def ranking(rows: Sequence[ServedRow]) -> str:
     """How often the GPU that makes more tokens per second and GPU is the right one: of each model and lengths the best
     configuration of each GPU."""
-    best: dict[tuple[str, str], dict[str, list[TimedRow]]] = defaultdict(lambda: defaultdict(list))
-    for each in found:
-        best[each.row.dtype, each.row.shape.split()[1]][each.row.gpu].append(each.row)
+    best: dict[tuple[str, str], dict[str, list[ServedRow]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        best[row.model, row.lengths][row.gpu].append(row)
     pairs, right, firsts, groups = 0, 0, 0, 0
     for gpus in best.values():
-        modeled = {gpu: min(row.modeled_s for row in rows) for gpu, rows in gpus.items()}
-        measured = {gpu: min(row.measured_s for row in rows) for gpu, rows in gpus.items()}
+        modeled = {gpu: min(row.modeled_s for row in own) for gpu, own in gpus.items()}
+        measured = {gpu: min(row.measured_s for row in own) for gpu, own in gpus.items()}
         for one, other in combinations(gpus, 2):
             pairs += 1
             right += (modeled[one] < modeled[other]) == (measured[one] < measured[other])
@@ -213,22 +249,57 @@ def ranking(found: Sequence[Scored]) -> str:
             f" the best of all in {firsts} of {groups} cases.")  # fmt: skip
 
 
+def against(tables: Tables) -> str:
+    """The errors of one engine's deployments next to those that others publish of theirs."""
+    own = {figure: dict(tables[f"{figure}, one engine", "half"])["all"] for figure in ("TPOT", "TTFT")}
+    rows = [
+        ("memwall, one engine of serving_e2e", own["TPOT"].rows, own["TPOT"].mean, own["TTFT"].mean),
+        ("R1, the same rows", own["TPOT"].rows, own["TPOT"].r1_mean, own["TTFT"].r1_mean),
+        (PUBLISHED["source"], PUBLISHED["points"], PUBLISHED["tpot_mean"], PUBLISHED["ttft_mean"]),
+    ]
+    lines = ["\nMean errors, percent\n", "| of | deployments | TPOT | TTFT |", "|---|---:|---:|---:|"]
+    return "\n".join(
+        [*lines, *(f"| {name} | {count:,} | {tpot:.1f} | {ttft:.1f} |" for name, count, tpot, ttft in rows)]
+    )
+
+
+def record(command: str, every: Mapping[str, Scored]) -> dict[str, Any]:
+    """The scores of all data sets, as the module says."""
+    scores = [
+        {"dataset": name, "figure": title, "by": group, "group": part, **asdict(score)}
+        for name, found in every.items()
+        for (title, group), parts in tables_of(found).items()
+        for part, score in parts
+    ]
+    left = [
+        {"dataset": name, "rows": n, "why": why} for name, found in every.items() for why, n in found.refused.items()
+    ]
+    return {"schema": SCHEMA, "command": command, "published": [PUBLISHED], "scores": scores, "left_out": left}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=0, help="of each table evenly spaced rows, about so many; 0: all")
     parser.add_argument("--left-out", type=int, default=200, help="the same of rows with their GPU left out")
+    parser.add_argument(
+        "--kept", type=Path, help="folder of rows that an earlier run simulated, or this one shall keep"
+    )
     arguments = parser.parse_args()
+    asked = arguments.rows, arguments.left_out
+    with tempfile.TemporaryDirectory() as folder:
+        every = {name: kept(arguments.kept or Path(folder), name, *asked) for name in DATASETS}
+    command = f"python lab/reports/serving_report.py --rows {arguments.rows} --left-out {arguments.left_out}"
     parts = [
-        "\n".join([f"\n## {name}", *pages(name, arguments.rows, arguments.left_out)])
-        for name in ("serving_e2e", "trtllm_throughput")
+        against(tables_of(every[DATASETS[0]])),
+        *("\n".join([f"\n## {name}", *page(name, found)]) for name, found in every.items()),
     ]
     head = "\n".join((__doc__ or "").strip().splitlines()[4:])
-    rows = f" --rows {arguments.rows} --left-out {arguments.left_out}"
-    command = f"`python lab/reports/serving_report.py{rows}` writes this page."
     text = "\n".join(parts)
     (HERE / "serving.md").write_text(
-        f"# Serving: modeled and measured\n\n{command}\n\n{head}\n\n{READING}{text}\n", encoding="utf-8"
+        f"# Serving: modeled and measured\n\n`{command}` writes this page, and `serving.json`.\n\n{head}\n\n{READING}{text}\n",
+        encoding="utf-8",
     )
+    (HERE / "serving.json").write_text(json.dumps(record(command, every), indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

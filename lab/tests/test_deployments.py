@@ -18,7 +18,7 @@ HEAD = (
     "id,backend,model_path,system,precision,mode,isl,osl,gemm_quant_mode,moe_quant_mode,batch_size,tp_size,pp_size,"
     "attention_dp_size,moe_tp_size,moe_ep_size,prefill_num_workers,prefill_tp_size,prefill_attention_dp_size,"
     "prefill_moe_tp_size,prefill_moe_ep_size,decode_batch_size,decode_num_workers,decode_tp_size,"
-    "decode_attention_dp_size,decode_moe_tp_size,decode_moe_ep_size,ttft_ms,tpot_ms,concurrency,origin"
+    "decode_attention_dp_size,decode_moe_tp_size,decode_moe_ep_size,ttft_ms,tpot_ms,concurrency,origin,backend_version"
 )
 SEEN = "InferenceX db-dump"
 MODEL = "deepseek-ai/DeepSeek-R1"
@@ -172,6 +172,32 @@ def test_checkpoints_of_modelopt_keep_their_cache_in_fp8(read, tmp_path, row, ca
     (tmp_path / "configs/nvidia--DeepSeek-V3.1-NVFP4/config.json").write_text("{}", encoding="utf-8")
     (sample,) = read(row).of(Deployment)
     assert sample.decodes.layout.kv == cache
+
+
+@pytest.mark.parametrize(
+    ("backend", "version", "engine", "cache"),
+    [
+        ("vllm", "0.19.0", "vllm@0.19.0", "float8_e4m3fn"),
+        ("vllm", "0.17.0", "vllm@0.17.0", ""),
+        ("vllm", "", "vllm@0.11", ""),
+        ("vllm", "nightly-5b8c30d62b754b57", "vllm@0.18", ""),
+        ("sglang", "0.5.9", "sglang", ""),
+    ],
+)
+def test_versions_have_their_engine_and_cache(read, tmp_path, backend, version, engine, cache):
+    """128 clients of MiniMax-M2.5 on two B200 (0.19.0; 8,192 and 1,024 tokens) wait 11.52 s and take 46.6 ms a token: of
+    11.52 + 922 x 0.0466 = 54.5 s a request decodes for 43.0, so that 101 sequences do. In bfloat16 each token takes
+    62 x 4 x 128 x 2 x 2 bytes of a GPU, and 101 sequences of 7,834 tokens 100 GB, next to 115 GB of weights on 192 GB."""
+    (tmp_path / "configs/MiniMaxAI--MiniMax-M2.5").mkdir()
+    (tmp_path / "configs/MiniMaxAI--MiniMax-M2.5/config.json").write_text("{}", encoding="utf-8")
+    row = {"backend": backend, "backend_version": version, "model_path": "MiniMaxAI/MiniMax-M2.5"}
+    (sample,) = read(row).of(Deployment)
+    assert (sample.engine, sample.decodes.layout.kv) == (engine, cache)
+
+
+def test_a_row_without_clients_states_the_largest_batch(read):
+    stated, alone = read({"batch_size": 64}, {"batch_size": 64, "concurrency": ""}).of(Deployment)
+    assert (stated.states_batch, alone.states_batch, alone.workload.concurrency) == (False, True, 64)
 
 
 def test_layouts_say_how_many_gpus():

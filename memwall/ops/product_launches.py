@@ -87,9 +87,9 @@ class QuantisedGemm(Gemm):
 
     @property
     def splits(self) -> bool:
-        """Kernels of 16-bit activations do (TensorRT-LLM's, Marlin); those of scaled operands do not: SGLang's and
-        vLLM's products take a time in proportion to k where they have few tiles."""
-        return self.weight_itemsize < self.itemsize
+        """Kernels of 16-bit activations do (TensorRT-LLM's, Marlin), and cuBLASLt's; others of scaled operands do not:
+        SGLang's and vLLM's products take a time in proportion to k where they have few tiles."""
+        return self.weight_itemsize < self.itemsize or self.kernel == self.pipe.dtype
 
     @property
     def side_itemsizes(self) -> tuple[float, float]:

@@ -103,6 +103,9 @@ KERNELS: Mapping[tuple[str, str], EngineKernels] = {
     # vLLM's static_scaled_fp8_quant has up to 1024 threads for a row of k, which take an SM some 2000 clocks however
     # short it is, on H200, B200 and L40S alike, and half a clock for each element
     ("fp8_static", ""): EngineKernels("fp8_scaled", 1, 32, 128_000),
+    # cuBLASLt's (trtllm::cublas_scaled_mm), as PyTorch's scaled products
+    ("fp8", "trtllm"): EngineKernels("fp8", 1),
+    ("fp8_static", "trtllm"): EngineKernels("fp8", 1),
     ("fp8_block", ""): EngineKernels("fp8_block", 1),
     ("fp8_block", "sglang"): EngineKernels("fp8_block_sglang", 1),
     ("nvfp4", ""): EngineKernels("nvfp4", 1),

@@ -10,12 +10,13 @@ from memwall.core.units import counted, duration
 from memwall.core.views import ShownResult
 from memwall.hardware.lookup import Gpu
 from memwall.ops.quantised import pipe_of
-from memwall.ops.routing import BY_CHANCE
+from memwall.ops.routing import BY_CHANCE, TYPICAL
 from memwall.serving.candidates import Best, ServerCandidate, ServerChoice
 from memwall.serving.engines import AskedEngine
 from memwall.serving.launch.reading import ServerLaunch
 from memwall.serving.model import Model
 from memwall.serving.simulation.engine import Steps
+from memwall.serving.simulation.served import Requests
 from memwall.serving.simulation.steady import Steady
 from memwall.serving.simulation.timing import GpuSteps
 from memwall.serving.simulation.workload import RequestLoad
@@ -24,6 +25,8 @@ from memwall.serving.steps.kernels import Experts
 
 #: times of later requests from which those with the first ones are said
 _NOTABLE = 1.05
+#: share of the time in which a request may wait for the cache without a word
+_SELDOM = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +140,21 @@ def notes_of(points: Sequence[Point], model: Model, gpus: Sequence[Gpu], is_join
             f"{', '.join(waiting)}: a lone prompt waits for the CPU, which issues its kernels at the speed of"
             f" {engine} and of the host; its TTFT is alike on faster GPUs"
         )
-    return (*found, *_uneven(ran), *_doubts(ran))
+    return (*found, *_uneven(ran), *_full(ran), *_doubts(ran))
+
+
+def _full(points: Sequence[Point]) -> list[str]:
+    """That a cache is full at times, with the first point that it holds for."""
+    runs = [(p, p.candidate.run) for p in points if p.candidate and isinstance(p.candidate.run, Requests)]
+    full = [(point, run) for point, run in runs if run.preemptions or run.full_cache_share > _SELDOM]
+    if not full:
+        return []
+    (point, run), *others = full
+    more = f", and {counted(len(others), 'more load')}" * bool(others)
+    return [
+        f"{point.name}, {point.load}{more}: requests wait for a full cache {run.full_cache_share:.0%} of the time and"
+        f" lose it {counted(run.preemptions, 'time')}: TTFT depends on a few percent of memory or of load there"
+    ]
 
 
 def _uneven(points: Sequence[Point]) -> list[str]:
@@ -150,7 +167,7 @@ def _uneven(points: Sequence[Point]) -> list[str]:
         if point.steps.straggler < 1:
             found.append(f"{point.name}: others wait for a GPU at {point.steps.straggler:.0%} of its speed")
         mixed = [kernel for kernel, _ in point.steps.served.kernels if isinstance(kernel, Experts)]
-        if any(kernel.routing != BY_CHANCE for kernel in mixed):
+        if any(kernel.routing not in (BY_CHANCE, TYPICAL) for kernel in mixed):
             tokens = max(point.decoding.decodes // point.layout.pp, 1)
             most = max(kernel.imbalance(tokens, point.layout) for kernel in mixed)
             rows = counted(tokens, "token")

@@ -75,7 +75,7 @@ class EngineOptions(TypedDict, total=False):
         shown=True)]  # fmt: skip
     utilization: Annotated[float, Option(UTILIZATION, "Share of a GPU's memory to take.", shown=True)]
     routing: Annotated[str, Option(
-        "balanced", "How tokens choose experts: balanced, power-law:ALPHA, or a CSV of counts: [layer,]expert,count.",
+        "typical", "How tokens choose experts: typical, balanced, power-law:ALPHA, or a CSV: [layer,]expert,count.",
         metavar="WAY", shown=True, internal=True)]  # fmt: skip
     redundant: Annotated[int | None, Option(
         None, "Copies of the experts with most rows, placed as DeepSeek's EPLB does. [default: experts lie in order]",
@@ -206,9 +206,9 @@ class ServeOptions(ServerOptions, LoadOptions, CostOptions, total=False):
             of the session in front of its prompt. All sessions begin with the same ``system_prompt`` tokens.
         requests: how many are simulated.
         client: milliseconds of network and tokenizer in front of each request, which TTFT has in it.
-        routing: how tokens choose experts: ``balanced``, by chance and all alike; ``power-law:ALPHA``; or a CSV of
-            counts, ``expert,count`` or ``layer,expert,count``. ``redundant`` copies of the experts with most rows are
-            made and placed as DeepSeek's EPLB does; None: experts lie in their order.
+        routing: how tokens choose experts: ``typical``, by chance, some being more popular; ``balanced``, all alike;
+            ``power-law:ALPHA``; or a CSV of counts, ``expert,count`` or ``layer,expert,count``. ``redundant`` copies of
+            the experts with most rows are made and placed as DeepSeek's EPLB does; None: experts lie in their order.
         straggler: the share of its speed at which one GPU of each engine runs.
         weights, kv: a key of :data:`WEIGHTS` and of :data:`CACHES`; ``model`` takes what its configuration says.
         prefix_hit: share of a prompt that is in the cache already. None: none, but of sessions and of traces that name

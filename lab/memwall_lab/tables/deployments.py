@@ -51,6 +51,11 @@ _NVFP4: Mapping[str, str] = {
     "moonshotai/Kimi-K2.5": "nvidia/Kimi-K2.5-NVFP4", "MiniMaxAI/MiniMax-M2.5": "nvidia/MiniMax-M2.5-NVFP4",
     "deepseek-ai/DeepSeek-R1": "nvidia/DeepSeek-V3.1-NVFP4", "deepseek-ai/DeepSeek-V3": "nvidia/DeepSeek-V3.1-NVFP4",
 }  # fmt: skip
+#: vLLM's deployments (model, weights, version) with a cache in fp8, which no row states: of each, rows have more
+#: sequences under way, by Little's law of their own times, than memory holds in bfloat16 next to the weights
+_FP8_CACHES = {("MiniMaxAI/MiniMax-M2.5", "fp8", "0.19.0"), ("meta-llama/Llama-3.1-70B", "fp8", "")}
+#: versions of vLLM that rows state otherwise: without one they are of October 2025; the nightly build precedes 0.19
+_VERSIONS = {"": "0.11", "nightly-5b8c30d62b754b57": "0.18"}
 #: what names of mixtures hold
 _MIXTURES = ("Llama 4", "-A")
 _MOST_REQUESTS = 2000
@@ -203,9 +208,22 @@ def _schemes(record: Record) -> dict[str, str]:
         products = ""  # Kimi-K2.5: its experts alone
     is_modelopt = record["backend"] == "trtllm" or str(record["model_path"]).startswith("nvidia/")
     is_modelopt &= products in ("fp8", "nvfp4")  # whose checkpoints state a cache in fp8
+    has_fp8_cache = is_modelopt or (record["model_path"], products, _version(record)) in _FP8_CACHES
     if is_modelopt and products == "fp8":
         products = "fp8_static"
-    return {"weights": products, "experts": experts, "kv": "float8_e4m3fn" if is_modelopt else ""}
+    return {"weights": products, "experts": experts, "kv": "float8_e4m3fn" if has_fp8_cache else ""}
+
+
+def _version(record: Record) -> str:
+    return str(record.get("backend_version") or "").replace("nan", "")
+
+
+def _engine(record: Record) -> str:
+    """The engine with its version, where memwall knows versions that differ."""
+    if record["backend"] != "vllm":
+        return str(record["backend"])
+    stated = _version(record)
+    return f"vllm@{_VERSIONS.get(stated, stated)}"
 
 
 class Latencies(TableKind):
@@ -237,10 +255,11 @@ class Latencies(TableKind):
         yield Deployment(
             dataset=self.name, label=str(record["system"]), name=model,
             config=_config(source, _NVFP4.get(model, model) if record["gemm_quant_mode"] == "nvfp4" else model),
-            gpu=gpu_named(str(record["system"])), decodes=decodes, prompts=prompts[0] if prompts else None,
+            gpu=gpu_named(str(record["system"])), engine=_engine(record),
+            decodes=decodes, prompts=prompts[0] if prompts else None,
             workload=load, measured={"TPOT": seconds(record, "tpot_ms"), "TTFT": seconds(record, "ttft_ms")},
             shape=f"{record['backend']} {record['id']}", split=split, draft_tokens=drafts, told_by=told_by,
-            graphs=_GRAPHS if deployed and record["backend"] == "trtllm" else (),
+            states_batch=not _clients(record), graphs=_GRAPHS if deployed and record["backend"] == "trtllm" else (),
         )  # fmt: skip
 
 
@@ -257,7 +276,7 @@ class Throughput(TableKind):
         load = RequestLoad(prompt=Lengths(size(record, "isl")), generate=Lengths(size(record, "osl")), concurrency=1)
         yield Deployment(
             dataset=self.name, label=str(record["gpu"]), name=model, config=_config(source, model), graphs=_GRAPHS,
-            gpu=gpu_named(str(record["gpu"])), decodes=Pool(layout=layout), workload=load,
+            gpu=gpu_named(str(record["gpu"])), engine="trtllm", decodes=Pool(layout=layout), workload=load,
             measured={"GPU seconds per token": tp * pp / positive(record, "output_tok_s")},
             shape=f"trtllm {record['isl']}x{record['osl']} on {tp * pp}", split=f"{model} {record['gpu']} {tp} {pp}",
         )  # fmt: skip

@@ -180,6 +180,11 @@ class Requests:
         return sum(tally.preemptions for tally in self.tallies)
 
     @property
+    def full_cache_share(self) -> float:
+        """Share of the time in which a request waits for the cache alone."""
+        return sum(tally.full_cache_s for tally in self.tallies) / (sum(tally.busy_s for tally in self.tallies) or 1.0)
+
+    @property
     def prompt_share(self) -> float:
         """Share of the steps that have prompts."""
         return sum(tally.prompt_steps for tally in self.tallies) / max(sum(tally.steps for tally in self.tallies), 1)
@@ -188,11 +193,11 @@ class Requests:
     def wall(self) -> str:
         """What requests wait for before their first step, for most of the time: ``cache`` or ``batch``; empty: the step
         that runs."""
-        cache_s = sum(tally.full_cache_s for tally in self.tallies)
-        batch_s = sum(tally.full_batch_s for tally in self.tallies)
-        if cache_s + batch_s < sum(tally.busy_s for tally in self.tallies) / 2:
+        busy_s = sum(tally.busy_s for tally in self.tallies)
+        cache_share, batch_share = self.full_cache_share, sum(t.full_batch_s for t in self.tallies) / (busy_s or 1.0)
+        if cache_share + batch_share < 1 / 2:
             return ""
-        return "cache" if cache_s > batch_s else "batch"
+        return "cache" if cache_share > batch_share else "batch"
 
     @property
     def _decoding(self) -> list[Tally]:

@@ -6,12 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memwall.core.errors import UsageError
-from memwall.core.graph import TensorSpec, distinct_bytes
+from memwall.core.graph import Op, TensorSpec, distinct_bytes
 from memwall.serving.steps.attention import Attention, Compressed, Index, Latent
 from memwall.serving.steps.kernels import Between, Collective, State, StepKernel
 from memwall.serving.steps.regions import Region
 from memwall.serving.steps.states import DeltaRule, Scan
 from memwall.serving.steps.traced import TracedStep
+
+#: classes of ops that need whole rows
+WHOLE_CLASSES = ("reduction", "normalization")
+#: of a sum in float32
+_SUM_BYTES = 4
 
 
 class CacheReader(TracedStep):
@@ -61,7 +66,20 @@ class CacheReader(TracedStep):
                 dtype=query.spec.dtype,
             ), ()
         causal, top_k = not self.encodes, self._indexed(region)
-        return Attention(**sizes, kv_heads=kv_heads, window=window, causal=causal, top_k=top_k), ()
+        attention = Attention(**sizes, kv_heads=kv_heads, window=window, causal=causal, top_k=top_k)
+        return attention, self._summed(region, {count * size for count in (heads, kv_heads) if count > 1})
+
+    def _summed(self, region: Region, widths: set[int]) -> tuple[Collective, ...]:
+        """The message of norms over all heads of queries, or of keys, of which each GPU has some: a sum of squares in
+        float32 for each norm (vLLM's ``MiniMaxText01RMSNormTP.forward_qk``, in one all-reduce)."""
+        ops = (self.graph.ops[i] for i in region.ops)
+        norms = [op for op in ops if op.op_class in WHOLE_CLASSES and self._reduced(op) in widths]
+        return (Collective(op="all_reduce", width=_SUM_BYTES * len(norms)),) if norms else ()
+
+    def _reduced(self, op: Op) -> int:
+        """Numbers of a row that an op reads."""
+        specs = self.graph.specs(op.inputs)
+        return specs[0].shape[-1] if specs and specs[0].shape else 0
 
     def _check(self, region: Region, widths: set[int]) -> None:
         """Raises UsageError: attention reads other numbers of each new token than queries, keys and values."""

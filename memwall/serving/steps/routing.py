@@ -14,12 +14,12 @@ from dataclasses import replace
 from memwall.core.errors import UsageError, suggest
 from memwall.core.files import read_csv
 from memwall.core.units import counted
-from memwall.ops.routing import BY_CHANCE, ExpertRouting, shares_of
+from memwall.ops.routing import BY_CHANCE, TYPICAL, ExpertRouting, shares_of
 from memwall.serving.steps.kernels import Experts, StepKernel
 from memwall.serving.steps.plan import ServedKernels
 
 #: what the option's words are called; anything else is a file
-_BALANCED, _POWER_LAW = "balanced", "power-law"
+_WORDS, _POWER_LAW = {"typical": TYPICAL, "balanced": BY_CHANCE}, "power-law"
 
 
 def read_routing(text: str, redundant: int | None = None) -> tuple[ExpertRouting, ...]:
@@ -30,13 +30,13 @@ def read_routing(text: str, redundant: int | None = None) -> tuple[ExpertRouting
             gaps or wrong numbers.
     """
     name, colon, exponent = text.partition(":")
-    if text == _BALANCED:
+    if text in _WORDS:
         if redundant is not None:
             raise UsageError(
-                "--redundant copies the experts with most rows, and balanced ones have as many: say --routing"
-                " power-law:ALPHA or a file of counts"
+                f"--redundant copies the experts with most rows, and no one says which of {text} ones these are: say"
+                " --routing power-law:ALPHA or a file of counts"
             )
-        return (BY_CHANCE,)
+        return (_WORDS[text],)
     if name == _POWER_LAW:
         try:
             skew = float(exponent)
@@ -94,9 +94,9 @@ def routed(served: ServedKernels, layers: tuple[ExpertRouting, ...]) -> ServedKe
         UsageError: it has no experts, or other numbers of layers or of experts; or more tokens chose an expert than
             there were.
     """
-    if layers == (BY_CHANCE,):
-        return served
     mixtures = sum(n for kernel, n in served.kernels if isinstance(kernel, Experts))
+    if layers == (BY_CHANCE,) or (layers == (TYPICAL,) and not mixtures):
+        return served
     if not mixtures:
         raise UsageError("--routing: the model has no experts among which tokens choose")
     if len(layers) not in (1, mixtures):
@@ -128,4 +128,4 @@ def _with(kernel: Experts, routing: ExpertRouting) -> Experts:
                 f"--routing: expert {routing.shares.index(most)} has {100 * most:.3g} % of the choices, and as each"
                 f" token chooses {kernel.top_k} different ones, {100 / kernel.top_k:.3g} % is the most"
             )
-    return replace(kernel, routing=routing, alike=False)
+    return replace(kernel, routing=routing, alike=kernel.alike and routing == TYPICAL)

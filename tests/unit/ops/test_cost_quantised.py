@@ -60,6 +60,14 @@ def test_a_last_group_that_is_not_full_has_a_scale_too() -> None:
     assert quantised_product(1, 129, 130, "fp8_block").launches[0].read_bytes == read
 
 
+@pytest.mark.parametrize("scheme", ["fp8", "fp8_static"])
+def test_tensorrt_multiplies_as_cublas_does(scheme: str) -> None:
+    """trtllm::cublas_scaled_mm is cuBLASLt's kernel, which splits k; CUTLASS's of other engines does not."""
+    gemm, other = (quantised_product(M, N, K, scheme, engine=engine).launches[0] for engine in ("trtllm", "vllm"))
+    assert isinstance(gemm, QuantisedGemm) and isinstance(other, QuantisedGemm)
+    assert (gemm.variant, gemm.splits, other.variant, other.splits) == ("fp8", True, "fp8_scaled", False)
+
+
 def test_activations_that_an_earlier_op_quantised_are_read_as_stored() -> None:
     cost = product_of_stored(M, N, K, "fp8")
     assert len(cost.launches) == 1

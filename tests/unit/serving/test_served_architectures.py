@@ -11,7 +11,7 @@ from memwall.hardware.lookup import load_gpu
 from memwall.serving.saved import saved
 from memwall.serving.simulation.timing import GpuSteps
 from memwall.serving.steps import Layout, served
-from memwall.serving.steps.kernels import Between, Experts
+from memwall.serving.steps.kernels import Between, Collective, Experts
 from memwall.serving.tower import TOWER_ATTENTION, as_attended
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -119,6 +119,21 @@ def test_the_cache_of_a_token(save, name):
     assert server.dram_bytes < eager.dram_bytes and server.kernels < eager.kernels
     # the server reads all weights but the table, of which rows are gathered, and both sequences' caches
     assert server.dram_bytes > 2 * held(CONTEXT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "more", "widths"),
+    [
+        ("minimax_m2", "MiniMaxM2ForCausalLM", _EXPERTS, [8]),
+        ("olmo2", "Olmo2ForCausalLM", {}, [8]),
+        ("qwen3", "Qwen3ForCausalLM", {}, []),
+    ],
+)
+def test_norms_over_all_heads_are_summed_over_the_gpus(save, kind, architecture, more, widths):
+    """Queries and keys have a sum of squares in float32 each; Qwen3 has a norm for each head, whole on its GPU."""
+    kernels = memwall.serving.read_model(f"hf:{save(_config(kind, architecture, **more))}").served.kernels
+    found = [(kernel.width, n) for kernel, n in kernels if isinstance(kernel, Collective) and kernel.op == "all_reduce"]
+    assert [(width, n) for width, n in found if width != 2 * 256] == [(width, 4) for width in widths]
 
 
 def test_a_module_that_guesses_is_a_layer_with_a_whole_cache(save):

@@ -11,7 +11,7 @@ from memwall.bench.accuracy.samples import Sample, predicted
 from memwall.core.errors import UsageError
 from memwall.hardware.cluster import cluster_of
 from memwall.hardware.lookup import load_gpu
-from memwall.ops.routing import BY_CHANCE, ExpertRouting, expected_active, loads_of, placement
+from memwall.ops.routing import BY_CHANCE, TYPICAL, ExpertRouting, expected_active, loads_of, placement
 from memwall.serving.engines import check_layout
 from memwall.serving.simulation.fleet import Autoscale, Fleet
 from memwall.serving.simulation.requests import simulate_requests
@@ -118,9 +118,26 @@ def test_layers_of_a_file_are_kernels_of_their_own(counts):
     assert [(kernel.routing.shares[0], n) for kernel, n in found.kernels] == [(1 / 8, 1), (2 / 10, 1)]
 
 
-def test_balanced_is_what_no_option_says():
+def test_balanced_is_what_is_read_of_a_model():
     assert read_routing("balanced") == (BY_CHANCE,)
     assert routed(SERVED, (BY_CHANCE,)) is SERVED
+
+
+def test_typical_tokens_choose_fewer_experts():
+    """Normal quantiles of 4 experts are -1.150, -0.319, 0.319 and 1.150, whose exponentials are 0.3165, 0.7272, 1.3752
+    and 3.1593, of 5.5782 in all. Of 4 tokens at 0.0567, 0.1304, 0.2465 and 0.5664, 0.208 + 0.428 + 0.678 + 0.965 = 2.28
+    experts are chosen, and 4 (1 - 0.75^4) = 2.73 of experts that are alike."""
+    assert loads_of(4, 4, 1, 1, TYPICAL) == ((2, 2),)
+    assert loads_of(4, 4, 1, 1) == ((2, 1), (1, 2))
+
+
+def test_the_gpu_of_the_most_popular_expert_is_the_fullest():
+    """The same experts, one to a GPU: 56.64 of 100 tokens."""
+    assert loads_of(100, 4, 1, 4, TYPICAL) == ((57, 1),)
+
+
+def test_a_model_without_experts_is_typical():
+    assert routed(dense := ServedKernels((), 0), (TYPICAL,)) is dense
 
 
 @pytest.mark.parametrize(
@@ -169,7 +186,7 @@ def test_a_model_without_experts_has_no_routing():
 
 
 def test_copies_of_experts_that_are_all_alike_are_refused():
-    with pytest.raises(UsageError, match="--redundant copies the experts with most rows, and balanced"):
+    with pytest.raises(UsageError, match="--redundant copies the experts with most rows, and no one says which"):
         read_routing("balanced", 8)
 
 
