@@ -22,7 +22,7 @@ def main() -> None:
             continue
         layout = deployment.decodes.layout
         try:
-            steps = engines.steps(deployment.config, deployment.gpu, layout, False, max(deployment.graphs))
+            steps = engines.of(deployment, deployment.decodes)
             load = deployment._load(steps)
             run = deployment._run(engines, steps, load)
         except UsageError as error:

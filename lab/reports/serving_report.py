@@ -1,6 +1,6 @@
 """Write reports/serving.md and serving.json: modeled latency of real deployments next to what was measured, where the tables are at hand.
 
-    python lab/reports/serving_report.py [--rows N] [--kept FOLDER]
+    python lab/reports/serving_report.py [--rows N N] [--kept FOLDER]
 
 Deployments are those of ``serving_e2e.csv`` and ``trtllm_throughput.csv``, as ``memwall accuracy`` reads them. Kernels and
 messages have the constants of their own tables, schedulers are as their engines have them, requests are simulated one by
@@ -52,22 +52,20 @@ their errors are not those of a prediction alone). A guess of
 DeepSeek-V3's own module is taken to be right in 70.7 % of cases, with which 7 of them make the 3.20 tokens a step that others
 measured on three benchmarks (nebius/MTP-DeepSeek-V3-0324); what InferenceX's prompts are like no row says. Whether
 kernels run next to each other, which caches are in fp8 and what an all-reduce does besides was chosen in sight of some rows of
-both halves, as was how much lengths vary in NVIDIA's sweeps.
-
-The engines' CPUs were fitted before rows of one engine of DeepSeek were read from the lists.
+both halves, as was how much lengths vary in NVIDIA's sweeps. No row says which of vLLM's caches are in fp8: those of
+checkpoints that say so are, and those of deployments of which more sequences are under way, by Little's law of their own
+times, than memory holds in bfloat16.
 
 Of rows with prompts and decodes apart three kinds stay off:
 
-- B300, TensorRT-LLM, fp8 in blocks, GPUs that share the columns of experts: tokens are 10 to 53 % too slow in the median, by
-  layout and drafts: a GPU then has 256 columns of each expert, for which the model of the kernel pads tiles. Where GPUs
-  have whole experts they are 18 to 41 % too fast (8 rows).
-- GB200, SGLang, fp8, 4 GPUs that attend to sequences of their own: tokens are 36 to 52 % too slow. Of 15.4 ms with 4 clients
-  an engine 8.1 are products of one row. SGLang's rows of DeepGEMM in the table of products take 13 us at the least, and
-  TensorRT-LLM's of the same kernel 6: the former may not be of CUDA graphs.
+- B300, TensorRT-LLM, fp8 in blocks, GPUs that share the columns of experts: tokens are too slow. A GPU then has 256 columns
+  of each expert, for which the model of the kernel pads tiles.
+- GB200, SGLang, fp8, 4 GPUs that attend to sequences of their own: tokens are too slow. SGLang's rows of DeepGEMM in the table
+  of products take 13 us at the least, and TensorRT-LLM's of the same kernel 6: the former may not be of CUDA graphs.
 - TTFT of TensorRT-LLM with 3 to 60 clients, which get a first token after 2 to 38 seconds: it is too short by up to 99 %. A
   prompt takes 0.2 to 1.3 s of the GPUs and the CPU, and nothing in a row says what the rest is.
 
-Three models are off for reasons that their rows show:
+Three models are off:
 
 - nvidia/Llama-3.1-8B-Instruct-FP8 (vLLM): at the measured rate its prompts alone would keep an H200 busier than any other
   model's (the table of FLOP/s below; 1,979 are the datasheet's, which no table's products reach). Where decodes take most
@@ -75,15 +73,12 @@ Three models are off for reasons that their rows show:
   explain both; the rows do not say.
 - meta-llama/Llama-3.1-8B-Instruct (SGLang): 27 to 39 ms a token on one GPU and 23 to 34 ms on eight, at any load: what
   takes the time is not on the GPUs.
-- Qwen/Qwen3.5-397B-A17B (SGLang): no table has kernels of linear attention, which are taken as memory traffic here.
+- Qwen/Qwen3.5-397B-A17B (SGLang): tokens are too fast at any load, by some 3 ms.
 
-NVIDIA's sweeps (trtllm_throughput) capture CUDA graphs of up to 8,192 decodes, and of the largest batch, as their page says; until
-that was read, steps of more than 512 decodes were bound by the engine's CPU, and those of B200 off by up to 118 %. Mixtures with experts
-on several GPUs stay too fast, and neither batch nor lengths say why (`python lab/benchmarks/throughput_steps.py TABLE 'Llama 4 Scout'`): a
-step of Llama 4 Scout lacks 12 to 21 ms on four H100, with 61 to 165 sequences a GPU, prompts of 128 or of 5,000 tokens, and at most 8 ms
-on one B200; on RTX PRO 6000 it is 27 to 36 % too fast on four GPUs, and 37 to 52 % on eight. What grows with the GPUs is between
-them: groups that attend to sequences of their own wait for the fullest, which is modeled, and for the experts with the most
-tokens and each other's schedulers, which are not; the rows state neither.
+NVIDIA's sweeps (trtllm_throughput) capture CUDA graphs of up to 8,192 decodes, and of the largest batch, as their page says.
+Mixtures with experts on several GPUs stay too fast (`python lab/benchmarks/throughput_steps.py TABLE 'Llama 4 Scout'` shows the
+steps): groups that attend to sequences of their own wait for the fullest and for the experts with the most tokens, which is
+modeled, and for each other's schedulers, which is not.
 """
 
 
@@ -279,16 +274,19 @@ def record(command: str, every: Mapping[str, Scored]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=0, help="of each table evenly spaced rows, about so many; 0: all")
+    parser.add_argument("--rows", type=int, nargs=2, default=(0, 0), help="evenly spaced rows of each table; 0: all")
     parser.add_argument("--left-out", type=int, default=200, help="the same of rows with their GPU left out")
     parser.add_argument(
         "--kept", type=Path, help="folder of rows that an earlier run simulated, or this one shall keep"
     )
     arguments = parser.parse_args()
-    asked = arguments.rows, arguments.left_out
     with tempfile.TemporaryDirectory() as folder:
-        every = {name: kept(arguments.kept or Path(folder), name, *asked) for name in DATASETS}
-    command = f"python lab/reports/serving_report.py --rows {arguments.rows} --left-out {arguments.left_out}"
+        every = {
+            name: kept(arguments.kept or Path(folder), name, count, arguments.left_out)
+            for name, count in zip(DATASETS, arguments.rows, strict=True)
+        }
+    rows = " ".join(map(str, arguments.rows))
+    command = f"python lab/reports/serving_report.py --rows {rows} --left-out {arguments.left_out}"
     parts = [
         against(tables_of(every[DATASETS[0]])),
         *("\n".join([f"\n## {name}", *page(name, found)]) for name, found in every.items()),

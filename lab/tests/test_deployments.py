@@ -185,9 +185,9 @@ def test_checkpoints_of_modelopt_keep_their_cache_in_fp8(read, tmp_path, row, ca
     ],
 )
 def test_versions_have_their_engine_and_cache(read, tmp_path, backend, version, engine, cache):
-    """128 clients of MiniMax-M2.5 on two B200 (0.19.0; 8,192 and 1,024 tokens) wait 11.52 s and take 46.6 ms a token: of
-    11.52 + 922 x 0.0466 = 54.5 s a request decodes for 43.0, so that 101 sequences do. In bfloat16 each token takes
-    62 x 4 x 128 x 2 x 2 bytes of a GPU, and 101 sequences of 7,834 tokens 100 GB, next to 115 GB of weights on 192 GB."""
+    """128 clients of MiniMax-M2.5 on two B200 (0.19.0; 8,192 and 1,024 tokens) wait 11.52 s and take 46.6 ms a token:
+    of 11.52 + 922 x 0.0466 = 54.5 s a request decodes for 43.0, so that 101 sequences do. In bfloat16 each token takes
+    62 x 4 x 128 x 2 x 2 bytes of a GPU; 101 sequences of 7,834 tokens, 100 GB, next to 115 GB of weights on 192 GB."""
     (tmp_path / "configs/MiniMaxAI--MiniMax-M2.5").mkdir()
     (tmp_path / "configs/MiniMaxAI--MiniMax-M2.5/config.json").write_text("{}", encoding="utf-8")
     row = {"backend": backend, "backend_version": version, "model_path": "MiniMaxAI/MiniMax-M2.5"}

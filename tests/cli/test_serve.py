@@ -29,6 +29,14 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def slow_cpu(tmp_path_factory):
+    """vLLM of a version, with a CPU that takes 0.1 ms to launch a kernel."""
+    path = tmp_path_factory.mktemp("engine") / "slow.toml"
+    path.write_text('schema = "memwall.engine/1"\nbase = "vllm@0.12"\nlaunch_s = 1e-4\n', encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
 def answer(model, tmp_path_factory):
     """What a server of one client does, as JSON."""
     return run_here(tmp_path_factory.mktemp("answer"), "serve", model, "--concurrency", "1", "--json")[1]
@@ -192,11 +200,12 @@ def test_a_draft_is_named_and_held(run, model):
 
 
 @pytest.mark.defect("16")
-def test_what_waits_for_the_engines_cpu_says_so(run, model):
+def test_what_waits_for_the_engines_cpu_says_so(run, model, slow_cpu):
     """A time to first token that was alike on four machines was explained by "no faster than that".
 
     Kernels of 513 tokens of two layers take microseconds each, 0.1 ms to launch; a graph holds those of 512."""
-    long, short = (run("serve", model, "--concurrency", "1", "--prompt", tokens).out for tokens in ("513", "512"))
+    words = ("serve", model, "--concurrency", "1", "--engine", slow_cpu, "--prompt")
+    long, short = (run(*words, tokens).out for tokens in ("513", "512"))
     said = "h100-sxm: a lone prompt waits for the CPU, which issues its kernels at the speed of vllm"
     assert said in " ".join(long.split()) and said not in " ".join(short.split())
 
@@ -248,8 +257,8 @@ def test_weights_that_do_not_fit_name_a_number_of_gpus_that_divides_the_heads(ru
 
 def test_an_objective_picks_the_cheapest(run, model):
     words = ("--gpu", "h100", "--tp", "1", "2", "--concurrency", "1", "64", "--price", "h100=2.5", "--slo")
-    found = points(run, model, *words, "tpot<1.2ms")
-    kept = [p for p in found["points"] if p["tpot_s"] < 1.2e-3]
+    found = points(run, model, *words, "tpot<1.6ms")
+    kept = [p for p in found["points"] if p["tpot_s"] < 1.6e-3]
     cheapest = min(kept, key=lambda p: p["usd_per_million_tokens"])
     clients = "1 client" if cheapest["concurrency"] == 1 else "64 clients"
     assert found["best"] == f"h100-sxm{'' if cheapest['tp'] == 1 else ' x 2'}, {clients}"
@@ -391,10 +400,10 @@ def test_a_lever_is_what_its_command_serves(run, model):
 
 
 @pytest.mark.defect("10")
-def test_what_binds_decodes_and_prompts_of_a_server(run, model):
+def test_what_binds_decodes_and_prompts_of_a_server(run, model, slow_cpu):
     """A server said nothing of what binds a prompt, and of a decode only the wall of most of its kernels' time: two
     layers of Llama read 0.9 + 1.05 GB in a decode; their prompt of 513 tokens waits for the CPU's launches."""
-    words = (model, "--prompt", "513", "--generate", "8", "--concurrency", "1", "--tp", "1")
+    words = (model, "--prompt", "513", "--generate", "8", "--concurrency", "1", "--tp", "1", "--engine", slow_cpu)
     result = run("serve", *words, "--what-if", "dispatch_s/=2", "--json")
     (verdict,), (halved,) = (json.loads(result.out)[key] for key in ("verdicts", "what_ifs"))
     decode, prefill = verdict["phases"]
@@ -403,7 +412,7 @@ def test_what_binds_decodes_and_prompts_of_a_server(run, model):
     layer = 2 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336)
     least_s = (2 * layer + 2 * 4096 * 128256) / 3.35e12
     assert least_s / 2 < decode["saved_s"] < 1.2 * least_s / 2
-    host = engine_host("vllm")
+    host = engine_host(slow_cpu)
     # a CUDA graph holds the decode: the CPU adds its seconds of a step alone, half of them with twice its speed
     saved_s = halved["before"]["decode_step_s"] - halved["after"]["decode_step_s"]
     assert saved_s == pytest.approx(host.step_s / 2, rel=1e-9)
