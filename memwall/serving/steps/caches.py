@@ -9,12 +9,10 @@ from memwall.core.errors import UsageError
 from memwall.core.graph import Op, TensorSpec, distinct_bytes
 from memwall.serving.steps.attention import Attention, Compressed, Index, Latent
 from memwall.serving.steps.kernels import Between, Collective, State, StepKernel
-from memwall.serving.steps.regions import Region
+from memwall.serving.steps.regions import WHOLE_CLASSES, Region
 from memwall.serving.steps.states import DeltaRule, Scan
 from memwall.serving.steps.traced import TracedStep
 
-#: classes of ops that need whole rows
-WHOLE_CLASSES = ("reduction", "normalization")
 #: of a sum in float32
 _SUM_BYTES = 4
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, Op, TensorSpec, distinct_bytes
 from memwall.ops.routing import expected_active
-from memwall.serving.steps.caches import WHOLE_CLASSES, CacheReader
+from memwall.serving.steps.caches import CacheReader
 from memwall.serving.steps.kernels import Between, Collective, Encoded, Experts, Product, Sampling, StepKernel
 from memwall.serving.steps.regions import WHOLE_CLASSES, Region
 from memwall.serving.steps.step import EngineStep
