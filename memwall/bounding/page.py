@@ -86,7 +86,7 @@ def _picture(answer: KernelBound) -> Picture:
     bars = [
         Bar(
             name,
-            (Piece("", time_s / scale, series_color(0) if ends else series_color(1)),),
+            (Piece("", time_s / scale, series_color(0 if ends else 1 if name == "bound" else 2)),),
             duration(time_s),
             interval=(ends[0] / scale, ends[1] / scale) if ends else None,
         )

@@ -98,7 +98,8 @@ class FusedReport(Report):
             return []
         policies, schedule = best
         picture = [_waterfall(policies, schedule)] if drawn and schedule in fusion.explained(policies) else []
-        return [*self._told(), *lever_tables(verdict(profile, policies.eager)), *picture]
+        eager = verdict(profile, policies.eager)
+        return [*self._told(), Sentence(f"eager: {eager.text}"), *lever_tables(eager), *picture]
 
     def _asked(self, top: int) -> list[Section]:
         """What only an option brings: kernels compiled, other forms of the model, what-ifs."""

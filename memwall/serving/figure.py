@@ -76,11 +76,11 @@ def serving_chart(found: SavedServing) -> Chart:
     panels = [_drawn(panel, engines, looks, found.objectives, best) for panel in _PANELS if _known(panel, found.ran)]
     legend = [(gpu, _look(i, 0).color, _look(i, 0).shape) for i, gpu in enumerate(gpus)]
     if found.objectives:
-        legend += [("misses an objective", "ink", "hollow"), ("objective", "ink", "dashed")]
+        legend += [("hollow: misses an objective", "ink", "hollow"), ("objective", "ink", "dashed")]
     dashes = [f"{count} GPU{'s' * (count > 1)} to a model" for count in shares]
     heading = "dashes, from none: " + ", ".join(dashes) if len(shares) > 1 else ""
     notes = ["bands: 80 % range"] if any(_spread(panel, found.ran) for panel in _PANELS) else []
-    notes += ["ringed: the cheapest that keeps all"] if best else []
+    notes += ["a black ring around a point: the cheapest that keeps all"] if best else []
 
     def note(scene: Scene) -> float:
         lines = wrapped("; ".join(notes), scene.width)
@@ -188,18 +188,24 @@ def _limits(
 ) -> None:
     """A dashed line at each objective on what the panel shows, and what keeps all of them shaded."""
     left, right, upper, lower = frame.left, frame.right, frame.upper, frame.lower
-    bounds = []
+    bounds, is_shown = [], False  # a limit beyond an axis has no line
     for limit in objectives:
         name, amount = limit.quantity, limit.amount
         if panel.x is not _load and name in ("tpot_s", "tokens_per_s_per_user"):
-            place = _within(x, amount if name != "tpot_s" else 1 / amount)
+            value = amount if name != "tpot_s" else 1 / amount
+            place = _within(x, value)
             left = max(left, place)
-            bounds.append(((place, frame.upper), (place, frame.lower)))
+            if x.low < value < x.high:
+                bounds.append(((place, frame.upper), (place, frame.lower)))
         elif name == panel.y:
             place = _within(y, amount / panel.scale)
             upper, lower = (max(upper, place), lower) if SERVED[name].lower else (upper, min(lower, place))
-            bounds.append(((frame.left, place), (frame.right, place)))
-    if bounds and left < right and upper < lower:
+            if y.low < amount / panel.scale < y.high:
+                bounds.append(((frame.left, place), (frame.right, place)))
+        else:
+            continue
+        is_shown = True
+    if is_shown and left < right and upper < lower:
         corners = ((left, upper), (right, upper), (right, lower), (left, lower))
         scene.area(corners, SIGN_COLORS["better"], "keeps the objectives", opacity=0.14)
     for ends in bounds:

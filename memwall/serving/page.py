@@ -60,6 +60,7 @@ class ServingReport(Report):
             ("images", found.images),
         )
         answer: list[Block] = [Sentence(line, strong=True) for line in (_choices(found) or _fastest(found))]
+        answer += [Sentence(line) for line in _held(found)]
         several = len({each.engine for each in found.verdicts}) > 1
         answer += [] if several else _verdicts(found.verdicts)
         ran = [engine for engine in found.engines if engine.decode]
@@ -164,6 +165,8 @@ _PERCENTILE_NOTE = (
 )
 #: percentiles that the page shows -> what of
 _TAILS = {"ttft_p99_s": "TTFT", "tpot_p99_s": "TPOT"}
+#: engines whose memory and wall the answer says, and walls in words
+_HELD, _WAITED = 3, {"compute": "arithmetic", "bandwidth": "memory", "host": "the engine's CPU", "link": "other GPUs"}
 #: what users see of a step -> its name
 _FIGURES = {"tpot_s": "TPOT", "ttft_s": "TTFT"}
 _GOOD_NOTE = "good, goodput: requests that each keep every limit of a request's times; "
@@ -200,6 +203,17 @@ def _choices(found: SavedServing) -> list[str]:
         else f"With {listed(under)} {unmet}."
         for (best, cheaper, unmet), under in loads.items()
     ]
+
+
+def _held(found: SavedServing) -> list[str]:
+    """Whether each engine's memory holds the load, and what its decode steps wait for."""
+    last = {point.name: point for point in found.ran}
+    return [
+        f"{name} holds {point.largest_batch:,.0f} sequences at once; with {point.load} its decode steps wait for"
+        f" {_WAITED.get(wall, wall)}."
+        for name, point in last.items()
+        if point.largest_batch and (wall := str(point.figure("limited_by") or ""))
+    ][:_HELD]
 
 
 def _fastest(found: SavedServing) -> list[str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import memwall.report.columns as col
 from memwall.analysis.quantities import QUANTITIES, SERVED
-from memwall.core.units import counted
+from memwall.core.units import counted, duration
 from memwall.hardware.engine import ENGINES
 from memwall.report.document import Table
 from memwall.report.figures.axes import draw_frame, draw_x, draw_y, engineering, plain
@@ -35,9 +35,13 @@ def engines_page(found: Found, top: int = 10) -> SearchReport:
     simulated = found.count - sum(found.pruned.values())
     missed = simulated - len(found.simulated)
     said = f", and {missed:,} of these miss an objective" if missed else ""
+    read = lambda name: QUANTITIES[name].read("serve", found.best.candidate)  # noqa: E731
+    times = " and ".join(f"{said} {duration(read(name))}" for name, said in (("ttft_s", "TTFT"), ("tpot_s", "TPOT")))
+    held = f"{read('largest_batch'):,.0f}"
     return SearchReport(
         title=f"{found.target}: search",
         best=f"The cheapest{f' that keeps {wanted}' if wanted else ''}: {_text(found.best)}.",
+        figures=f"{held} sequences fit in an engine; {times}; limited by {read('limited_by')}.",
         counted=f"{counted(found.count, 'candidate')}, {simulated:,} of which were simulated{said}.",
         pruned=found.pruned,
         heading="The cheapest that keep all objectives" if found.objectives else "The cheapest",

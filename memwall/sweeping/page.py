@@ -177,7 +177,10 @@ class SweepReport(Report):
     def _best(self) -> list[Sentence]:
         row, quantity = self.found.left.iloc[0], QUANTITIES[self.found.best]
         where = ", ".join(f"{name} {row[name]}" for name in self.found.varied) or "the only point"
-        lines = [Sentence(f"{where}: {value_text(quantity, row[quantity.name])}.", strong=True)]
+        said = f"The best by {quantity.title}: {where}, {value_text(quantity, row[quantity.name])}"
+        walled = f"; limited by {row['limited_by']}" if row.get("limited_by") else ""
+        fits = "; it fits" if row.get("fits") else ""
+        lines = [Sentence(f"{said}{walled}{fits}.", strong=True)]
         if "fits" in row and not row["fits"]:
             lines.append(Sentence("Its memory does not hold it: --where fits leaves such points out."))
         return lines

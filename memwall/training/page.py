@@ -128,7 +128,9 @@ class TrainingReport(Report):
     def _verdict(self) -> list[Sentence]:
         """How long the step takes, what would help most, and what of the hardware binds."""
         now_s, (low, high) = self.found.step.time_s, map(duration, self.found.step.interval_s)
-        takes = Sentence(f"A step takes {duration(now_s)} (80 % range {low} to {high}).", strong=True)
+        most = sorted(_parts(self.found).items(), key=lambda part: -part[1])[:2]
+        made = " and ".join(f"{duration(seconds)} {name}" for name, seconds in most)
+        takes = Sentence(f"A step takes {duration(now_s)} (80 % range {low} to {high}), {made}.", strong=True)
         if not self.found.changes:
             return [takes]
         first, binding = self.found.changes[0], self.found.bound_by

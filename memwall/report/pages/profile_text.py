@@ -107,6 +107,8 @@ def lever_tables(found: Verdict) -> list[Table]:
     rows = found.notable
     note = "the same step with one change, which the option shows, added to the command; what saves less than"
     note += f" {percent(NOTABLE, 0)} is left out"
+    if any(lever.options == "--policy ideal" for lever in rows):
+        note += "; perfect fusion: what no compiler can beat"
     specs = "lever: name name, saved: saved_s s, of the step: share %, with: time_s s like saved_s?,"
     specs += "option: options prose"
     return [col.listing("What would make it faster", rows, specs, note)] if rows else []
@@ -139,8 +141,9 @@ def answer_blocks(profile: Profile) -> list[Block]:
     told += f" It does not fit on {few(misfits)}." if misfits and best.fits else ""
     if not others:
         return [Sentence(told, strong=True), *verdict_blocks(profile, best)]
-    table = lever_tables(verdict(profile, best))
-    return [Sentence(told, strong=True), *(each._replace(title=f"What would make {label} faster") for each in table)]
+    found = verdict(profile, best)
+    table = (each._replace(title=f"What would make {label} faster") for each in lever_tables(found))
+    return [Sentence(told, strong=True), Sentence(f"{label}: {found.text}", strong=True), *table]
 
 
 def _times_as_fast(profile: Profile, best: Schedule, others: Sequence[Schedule]) -> str:

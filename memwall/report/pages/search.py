@@ -33,6 +33,8 @@ class SearchReport(Report):
     columns: Sequence[str]
     values: Sequence[tuple[Any, ...]]
     commands: Mapping[str, str] = field(default_factory=dict)
+    #: what else is said of the best
+    figures: str = ""
     #: the candidates as a picture, and what it is called
     picture: tuple[Chart, str] | None = None
 
@@ -42,8 +44,9 @@ class SearchReport(Report):
         sections = [Section(self.heading, (self.table(),)), Section("What was searched", tuple(lines))]
         if self.commands:
             sections.insert(0, Section("Command lines that start the best", (known_facts(*self.commands.items()),)))
+        said = (Sentence(self.figures),) if self.figures else ()
         drawn = (Picture(*self.picture),) if self.picture and kind == "html" else ()
-        return Document(self.title, tuple(sections), (Sentence(self.best, strong=True), *drawn))
+        return Document(self.title, tuple(sections), (Sentence(self.best, strong=True), *said, *drawn))
 
     def record(self) -> Iterable[str]:
         rows = (dict(zip(self.columns, row, strict=True)) for row in self.values)
