@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import memwall.report.columns as col
 from memwall.analysis.levers import HOST, as_would
-from memwall.core.units import counted, duration, percent, size
+from memwall.core.units import counted, duration, listed, percent, size
 from memwall.report.document import Block, Document, Picture, Section, Sentence, Table, known_facts
 from memwall.report.kinds import Report
 from memwall.training.events import render_stages
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 SCHEMA = "memwall.training.run/1"
 #: what a peak of memory is, where layouts are compared by it
 PEAK = "of the fullest GPU, with what is assumed for context and allocator"
-#: stages that a table lists at most
-_MOST_STAGES = 8
+#: stages that a table lists at most, and of the step the least of a part that the answer names
+_MOST_STAGES, _LEAST_PART = 8, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +128,10 @@ class TrainingReport(Report):
     def _verdict(self) -> list[Sentence]:
         """How long the step takes, what would help most, and what of the hardware binds."""
         now_s, (low, high) = self.found.step.time_s, map(duration, self.found.step.interval_s)
-        most = sorted(_parts(self.found).items(), key=lambda part: -part[1])[:2]
-        made = " and ".join(f"{duration(seconds)} {name}" for name, seconds in most)
-        takes = Sentence(f"A step takes {duration(now_s)} (80 % range {low} to {high}), {made}.", strong=True)
+        parts = sorted(_parts(self.found).items(), key=lambda part: -part[1])
+        most = listed(f"{name} ({duration(time_s)})" for name, time_s in parts[:2] if time_s >= _LEAST_PART * now_s)
+        told = f"A step takes {duration(now_s)} (80 % range {low} to {high}), most of it {most}."
+        takes = Sentence(told, strong=True)
         if not self.found.changes:
             return [takes]
         first, binding = self.found.changes[0], self.found.bound_by
