@@ -90,6 +90,7 @@ def comm(
             ``send_recv``.
         gpus: those that take part; None: the GPUs of a node.
         least, most: bytes, as nccl-tests define sizes.
+        per_node, library, launch: as :func:`memwall.perfmodel.collectives.collective_s`.
 
     Raises:
         UsageError: as :func:`memwall.perfmodel.collectives.collective_s`, or no size is asked for.

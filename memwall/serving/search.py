@@ -106,6 +106,9 @@ def search(
         gpus: the most GPUs of all engines together.
         concurrency, rate: the whole load, which engines share evenly; one of them.
         weights, kv: those to try.
+        price: USD per hour of a GPU, by name; ``cache`` keeps traces, ``progress`` is told what is being done.
+        prompt, generate, engine, utilization, routing, redundant, straggler, kwh, grams_per_kwh, pue, busy, spot, slo:
+            as :func:`memwall.serve`.
 
     Raises:
         UsageError: as :func:`memwall.serve`; or no candidate keeps the objectives.

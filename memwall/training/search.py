@@ -95,7 +95,8 @@ def search_layouts(
             ``sp`` has yes and no. All that divide where it does not say.
         top: how many layouts are wanted.
         price: USD per hour of the cluster's GPU, by name.
-        others: as :func:`memwall.parallel`.
+        progress: is told what is being done.
+        seq, dtype, autocast, host, state, overlap, policy, cluster: as :func:`memwall.parallel`.
 
     Raises:
         UsageError: as :func:`memwall.parallel`; or no layout is possible, or fits.

@@ -604,8 +604,7 @@ def test_a_cause_is_said_once_in_markdown_and_to_github(teams):
     """Markdown had a table of the same causes for each GPU and policy, and GitHub an annotation for each check."""
     folder, result = teams
     page = (folder / "teams/text/a.md").read_text(encoding="utf-8")
-    assert page.count("| op | module |") == 1
-    rows = [line for line in page.splitlines() if "<code>relu</code>" in line]
+    rows = [line for line in page.splitlines() if line.startswith(("- ", "| ")) and "relu" in line]
     assert len(rows) == 1 and "on h100-sxm and a100-80gb-sxm, eager and memwall" in rows[0]
     (annotation,) = re.findall(r"^::error .*$", result.out, re.MULTILINE)
     assert annotation.count("relu in ") == 1 and "on h100-sxm and a100-80gb-sxm, eager and memwall" in annotation

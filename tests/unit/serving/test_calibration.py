@@ -163,7 +163,7 @@ def test_errors_before_after_and_of_runs_left_out(target, measured):
     found = calibrate_engine(target, [*measured.values()], gpu="h100", engine="vllm@0.12")
     for figure in range(2):
         before, after, others = (found.error(when, figure) for when in ("before", "after", "others"))
-        assert 0.2 < before > others > after < 0.01
+        assert before > 0.2 and max(others, after) < 0.01
 
 
 def test_what_is_written_is_an_engine(target, measured, tmp_path):

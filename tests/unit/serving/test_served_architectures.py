@@ -131,7 +131,7 @@ def test_the_cache_of_a_token(save, name):
 )
 def test_norms_over_all_heads_are_summed_over_the_gpus(save, kind, architecture, more, widths):
     """Queries and keys have a sum of squares in float32 each; Qwen3 has a norm for each head, whole on its GPU."""
-    kernels = memwall.serving.read_model(f"hf:{save(_config(kind, architecture, **more))}").served.kernels
+    kernels = memwall.serving.read_model(save(_config(kind, architecture, **more))).served.kernels
     found = [(kernel.width, n) for kernel, n in kernels if isinstance(kernel, Collective) and kernel.op == "all_reduce"]
     assert [(width, n) for width, n in found if width != 2 * 256] == [(width, 4) for width in widths]
 
