@@ -123,8 +123,8 @@ def _short(value: Any) -> Any:
 
 
 def _sentences(page: Document) -> Iterator[str]:
-    """The sentences of a page, in order."""
-    for section in page.whole:
+    """The sentences of a page's answer; of a page without one all, in order."""
+    for section in page.whole[:1] if page.answer else page.sections:
         if isinstance(section, Section):
             yield from (block.text for block in section.blocks if isinstance(block, Sentence))
 

@@ -7,6 +7,7 @@ import pytest
 
 from memwall.browsing.run import RecordFolder
 from memwall.browsing.server import RecordServer
+from tests.unit.processes import HANGS_S
 from tests.unit.report_fixture import make_profile
 
 
@@ -29,7 +30,7 @@ def ask(server):
     """``ask(path)``: status, headers and text of an answer; ``host`` and ``method`` as given."""
 
     def go(path: str, host: str | None = None, method: str = "GET"):
-        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=HANGS_S)
         headers = {"Host": f"127.0.0.1:{server.server_port}" if host is None else host}
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
