@@ -113,7 +113,7 @@ class _RecordPages(BaseHTTPRequestHandler):
 
 def _report(folder: RecordFolder, name: str, query: str) -> Report:
     """The page that a path names, of the records whose numbers the query has as ``n=3&n=5``. Raises ``UsageError``:
-    there is none."""
+    the path names no page."""
     words = _NUMBER.findall(query)
     if query != "&".join(f"n={word}" for word in words):
         raise UsageError("a page is asked for by numbers of records")

@@ -29,7 +29,7 @@ _KEEPS = {True: "keeps", False: "breaks"}
 @dataclass(frozen=True)
 class RunEvidence:
     """The runs of a folder, oldest first; ``commit`` is that of the gated tree, empty where files differ from it or
-    there is none; ``refused`` has a line for each file that is no run."""
+    no commit is known; ``refused`` has a line for each file that is no run."""
 
     runs: Sequence[Any] = ()
     commit: str = ""

@@ -326,7 +326,7 @@ def _donated(writer: GraphWriter, made: Sequence[int | None], before: Sequence[i
 
 
 def _name(writer: GraphWriter, value: int | None, role: str, name: str) -> None:
-    """Give the storage of a value another role, if it is none from before the step."""
+    """Give the storage of a value another role, unless the value was there before the step."""
     if value is None:
         return
     number = writer.values[value].storage

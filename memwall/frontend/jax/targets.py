@@ -29,7 +29,7 @@ def program_of(model: Any, inputs: Any, **said: Any) -> JaxProgram:
         said: further fields of the program.
 
     Raises:
-        UsageError: it is none of these, or making its weights raised.
+        UsageError: the target is of another kind, or making its weights raised.
     """
     name = said["target"] or said["name"]
     (arguments, keywords), fixed = _partition(_split(model, inputs), _is_array)

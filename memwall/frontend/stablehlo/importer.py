@@ -58,7 +58,7 @@ class StablehloImporter:
         self._loops = 0
 
     def graph(self) -> Graph:
-        """The graph of the main function. Raises ``UsageError``: there is none, or it has sizes that are not known."""
+        """The graph of the main function. Raises ``UsageError``: no main function, or unknown sizes."""
         main = self._functions.get("main") or next((f for f in self._functions.values() if f.name == "func.func"), None)
         if main is None or not main.regions[0].blocks:
             raise UsageError(f"{self.source} has no function")

@@ -18,7 +18,7 @@ def read_module(path: Path) -> Any:
     """The ``ir.Module`` of a file: bytecode, text, or an artifact of ``jax.export``, told by its contents.
 
     Raises:
-        UsageError: it is none of these, or cut short.
+        UsageError: the file is of another format, or cut short.
     """
     data = _read(path)
     text = _text(data)
