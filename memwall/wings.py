@@ -126,7 +126,7 @@ WINGS: Mapping[str, Wing] = {
             )
         },
         parts={**_each("", "read_model serve"), **_each("question", "SearchOptions ServeOptions ServerOptions"),
-               **_each("command", "ServeCommand launched"), **_each("calibration", "calibrate_engine"),
+               **_each("command", "ServeCommand check_requests launched"), **_each("calibration", "calibrate_engine"),
                **_each("calibration.page", "CalibrationReport"),
                **_each("search", "search"), **_each("search_page", "engines_page"),
                **_each("launch.command", "starts_engine")},

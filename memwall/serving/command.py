@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from memwall.cli import options
 from memwall.cli.output import Out
@@ -75,12 +74,15 @@ def launched(target: str | None, asked: dict[str, Any]) -> dict[str, Any]:
     return asked
 
 
-def _refuse(why: str, *names: str) -> None:
-    """Raises UsageError: one of these options is given, which then has no effect."""
-    context = click.get_current_context()
-    for name in names:
-        if context.get_parameter_source(name) == ParameterSource.COMMANDLINE:
-            raise UsageError(f"--{name.replace('_', '-')} has no effect {why}")
+def check_requests(asked: dict[str, Any]) -> None:
+    """Raises UsageError: requests come in two ways, or an option of their lengths has no effect."""
+    if asked["trace"]:
+        options.refuse_given("with --trace, which has the tokens of each request", "prompt", "generate", "lengths")
+    if asked["lengths"] and ".csv" in asked["lengths"]:
+        options.refuse_given("with --lengths FILE, which has the tokens of requests", "prompt", "generate")
+    ways = [f"--{name}" for name in ("rate", "concurrency", "trace") if asked[name]]
+    if len(ways) > 1:
+        raise UsageError(f"{' and '.join(ways)} say how requests come: give one")
 
 
 @click.command("serve", cls=ServeCommand)
@@ -124,15 +126,9 @@ def command(
 
     out.plan(ServingReport)
     if asked["draft"] is None:
-        _refuse("without --draft, the model that guesses", "draft_tokens", "accept")
+        options.refuse_given("without --draft, the model that guesses", "draft_tokens", "accept")
     check_billed(prices, asked)
-    if asked["trace"]:
-        _refuse("with --trace, which has the tokens of each request", "prompt", "generate", "lengths")
-    if asked["lengths"] and ".csv" in asked["lengths"]:
-        _refuse("with --lengths FILE, which has the tokens of requests", "prompt", "generate")
-    ways = [f"--{name}" for name in ("rate", "concurrency", "trace") if asked[name]]
-    if len(ways) > 1:
-        raise UsageError(f"{' and '.join(ways)} say how requests come: give one")
+    check_requests(asked)
     say = out.messages.progress
     found = serve(target, progress=say, **options.given(gpu=gpus, price=prices, slo=slo, **launched(target, asked)))
     out.show(ServingReport(saved(found, what_ifs, levers=True, progress=say)))

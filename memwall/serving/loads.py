@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,10 +19,12 @@ PROMPT, DECODER_PROMPT = 1024, 4
 #: option → what it needs, where that is asked for: without it the option has no effect
 _NEEDS = {
     "burst": ("rate", "--rate: clients ask when they have an answer"),
-    "think": ("turns", "--turns, between which it passes"),
+    "think": ("turns", "--turns of 2 or more, between which it passes"),
     "trace_scale": ("trace", "--trace"),
     "startup": ("autoscale", "--autoscale, by which replicas start"),
 }
+#: values of an option that ask for nothing
+_NOTHING: Mapping[str, tuple[int | None, ...]] = {"turns": (None, 1)}
 #: option → options that say the same otherwise, or that it cannot go with, and why
 _APART = {
     "trace": (("rate", "burst", "turns", "system_prompt"), "has the requests and when they come"),
@@ -42,7 +44,7 @@ def check_load(said: Any) -> None:
     """Check the options of a load, and which servers share it. Raises UsageError: one has no effect, or two contradict
     each other."""
     for name, (needed, what) in _NEEDS.items():
-        if getattr(said, name) is not None and getattr(said, needed) is None:
+        if getattr(said, name, None) is not None and getattr(said, needed) in _NOTHING.get(needed, (None,)):
             raise UsageError(f"{_flag(name)} has no effect without {what}")
     for name, (others, why) in _APART.items():
         for other in others if getattr(said, name) else ():

@@ -15,24 +15,16 @@ from memwall.serving.simulation.timing import UTILIZATION
 ACCEPT = 0.7
 
 
-class RequestOptions(TypedDict, total=False):
-    """What requests are."""
+class LoadOptions(TypedDict, total=False):
+    """What is asked of a server: what requests are, and when they come."""
 
     prompt: Annotated[int | None, Option(
         None, "Tokens of a prompt. [default: 1024; of a decoder whose encoder reads sound 4]", least=1)]  # fmt: skip
     generate: Annotated[int, Option(256, "Tokens of an answer.", least=2, shown=True)]
     rate: Annotated[float | None, Option(None, "Requests per second at random times, instead of clients.", metavar="R")]
-
-
-class LoadOptions(RequestOptions, total=False):
-    """What is asked of a server."""
-
     lengths: Annotated[str, Option(
         "1", "How tokens of prompts and answers spread: 0.8-1.0 of them; lognormal:SIGMA around them; or a CSV file of"
         " pairs or of a histogram. [default: 1]", metavar="SPREAD")]  # fmt: skip
-    concurrency: Annotated[int | Iterable[int] | None, Option(
-        (1, 4, 16, 64, 256), "Clients that wait for an answer before they ask again. [default: 1 4 16 64 256]",
-        least=1, metavar="N...", several="words")]  # fmt: skip
     images: Annotated[
         int | None, Option(None, "Images in front of each prompt, which the model's tower reads.", least=1, metavar="N")
     ]
@@ -65,6 +57,14 @@ class LoadOptions(RequestOptions, total=False):
     client: Annotated[float | None, Option(
         None, "Milliseconds of the network and the tokenizer, in front of each request: TTFT has them. [default: 0]",
         metavar="MS")]  # fmt: skip
+
+
+class ServedLoad(LoadOptions, total=False):
+    """One load, or several of clients."""
+
+    concurrency: Annotated[int | Iterable[int] | None, Option(
+        (1, 4, 16, 64, 256), "Clients that wait for an answer before they ask again. [default: 1 4 16 64 256]",
+        least=1, metavar="N...", several="words")]  # fmt: skip
 
 
 class EngineOptions(TypedDict, total=False):
@@ -135,7 +135,15 @@ class DecodeOptions(ModelOptions, CostOptions, total=False):
     context: Annotated[int, Option(1024, "Tokens in the cache of each.", least=1, metavar="N")]
 
 
-class ServerOptions(ModelOptions, total=False):
+class RouteOptions(TypedDict, total=False):
+    """How engines share a load."""
+
+    route: Annotated[str, Option(
+        "least-loaded", "Which replica takes a request: the one with the fewest, each in turn, or the one that has kept"
+        " most of the prompt.", choices=("least-loaded", "round-robin", "prefix"), shown=True)]  # fmt: skip
+
+
+class ServerOptions(ModelOptions, RouteOptions, total=False):
     """What serves."""
 
     tp: Annotated[int | Iterable[int], Option(
@@ -167,9 +175,6 @@ class ServerOptions(ModelOptions, total=False):
         internal=True)]  # fmt: skip
     accept: Annotated[float, Option(ACCEPT, "Chance that a guess is right.", shown=True, internal=True)]
     replicas: Annotated[int, Option(1, "Engines that share the load.", least=1, metavar="N", shown=True)]
-    route: Annotated[str, Option(
-        "least-loaded", "Which replica takes a request: the one with the fewest, each in turn, or the one that has kept"
-        " most of the prompt.", choices=("least-loaded", "round-robin", "prefix"), shown=True)]  # fmt: skip
     failed: Annotated[int, Option(
         0, "Replicas that are out, as one of their GPUs has failed: the others have all of the load. [default: 0]",
         least=0, metavar="N", internal=True)]  # fmt: skip
@@ -183,7 +188,7 @@ class ServerOptions(ModelOptions, total=False):
         None, "P engines run prompts, D decode; each has the GPUs of --tp.", metavar="P:D", internal=True)]  # fmt: skip
 
 
-class ServeOptions(ServerOptions, LoadOptions, CostOptions, total=False):
+class ServeOptions(ServerOptions, ServedLoad, CostOptions, total=False):
     """A server under a load, as keywords of :func:`memwall.serve`.
 
     Attributes:
@@ -243,11 +248,14 @@ class ServeOptions(ServerOptions, LoadOptions, CostOptions, total=False):
     """
 
 
-class SearchOptions(RequestOptions, EngineOptions, CostOptions, total=False):
+class SearchOptions(LoadOptions, RouteOptions, EngineOptions, CostOptions, total=False):
     """A load that engines share, and the formats to try."""
 
     concurrency: Annotated[int | None, Option(
         None, "Clients in all, which the engines share.", least=1, metavar="N")]  # fmt: skip
+    replicas: Annotated[
+        int | None, Option(None, "Engines that share it. [default: as many as cost least]", least=1, metavar="N")
+    ]
     weights: Annotated[Sequence[str], Option(
         ("model",), "Formats of weights to try, as of memwall serve.", metavar="NAME...", several="words")]  # fmt: skip
     kv: Annotated[Sequence[str], Option(

@@ -81,7 +81,7 @@ def serve(
     longest = max(load.longest.tokens for load in asked.loads)
     read = partial(read_model, dtype=said.dtype, tokens=longest, prompt=said.prompt)
     progress(f"tracing {target if isinstance(target, (str, Path)) else target.name}")
-    images = _images(said, isinstance(target, Model))
+    images = images_of(said, isinstance(target, Model))
     model = target if isinstance(target, Model) else read(target, weights=said.weights, images=images)
     model = with_routing(model, said)
     asked = loads_of_model(model, said, asked)
@@ -115,7 +115,7 @@ def target_of(
     return line.target if target is None else target, line
 
 
-def _images(said: Any, is_read: bool) -> tuple[int, Any] | None:
+def images_of(said: Any, is_read: bool = False) -> tuple[int, Any] | None:
     """The images of a request and their size. Raises UsageError: they are asked for where they cannot be billed."""
     if said.images is None:
         if said.image is not None:

@@ -12,14 +12,14 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Unpack
 
 from memwall.analysis.limits import Limit
 from memwall.core.best_first import best_first
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
-from memwall.core.question import filled, options_of, signature_of
+from memwall.core.question import filled, part_of, signature_of
 from memwall.core.views import ShownResult
 from memwall.hardware.engine import load_engine
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpus
@@ -28,13 +28,12 @@ from memwall.perfmodel.roofline import bound_s, peak_compute_s
 from memwall.serving import Model, Point, serve, steps_of
 from memwall.serving.candidates import ServerCandidate, cost_of, objective, objective_text, stop
 from memwall.serving.kinds import shared_model
-from memwall.serving.loads import PROMPT
-from memwall.serving.question import CostOptions, EngineOptions, SearchOptions
-from memwall.serving.run import check_engine, with_routing
-from memwall.serving.simulation.lengths import Lengths
+from memwall.serving.loads import check_load, loads_of, loads_of_model
+from memwall.serving.question import CostOptions, EngineOptions, LoadOptions, SearchOptions
+from memwall.serving.run import check_engine, images_of, with_routing
+from memwall.serving.simulation.fleet import ONE
 from memwall.serving.simulation.steady import largest_batch
 from memwall.serving.simulation.timing import GpuSteps
-from memwall.serving.simulation.workload import RequestLoad
 from memwall.serving.steps import EngineStep
 from memwall.serving.steps.attention import Attention, Compressed, Index, Latent
 from memwall.serving.steps.kernels import Collective, Experts
@@ -78,11 +77,10 @@ class Found(ShownResult):
 
 
 class EngineCandidate(NamedTuple):
-    """Engines that are alike: the options of one, how many there are, and the load of each."""
+    """Engines that are alike: the options of one, and how many there are."""
 
     options: Mapping[str, Any]
     engines: int
-    load: Mapping[str, Any]
 
 
 @signature_of(SearchOptions)
@@ -101,21 +99,21 @@ def search(
     and the formats of weights and cache.
 
     Args:
-        target: as :func:`memwall.serve` takes it; so are the options that are not named here.
+        target: as :func:`memwall.serve` takes it; so are all options that are not named here.
         gpu: one or a list, each searched alone.
         gpus: the most GPUs of all engines together.
-        concurrency, rate: the whole load, which engines share evenly; one of them.
+        concurrency, rate, trace: the whole load, which engines share by ``route``; one of them.
+        replicas: so many engines alone; None tries each number.
         weights, kv: those to try.
         price: USD per hour of a GPU, by name; ``cache`` keeps traces, ``progress`` is told what is being done.
-        prompt, generate, engine, utilization, routing, redundant, straggler, kwh, grams_per_kwh, pue, busy, spot, slo:
-            as :func:`memwall.serve`.
 
     Raises:
-        UsageError: as :func:`memwall.serve`; or no candidate keeps the objectives.
+        UsageError: as :func:`memwall.serve`; there are not so many engines; or no candidate keeps the objectives.
     """
     said = filled(SearchOptions, load)
-    if (said.concurrency is None) == (said.rate is None):
-        raise UsageError("say how requests come: concurrency, or a rate")
+    if sum(way is not None for way in (said.concurrency, said.rate, said.trace)) != 1:
+        raise UsageError("say how requests come: by concurrency, a rate or a trace, one of them")
+    check_load(said)
     check_engine(said, *said.kv)
     limits = tuple(objective(text) for text in said.slo)
     hardware = {each.name: each for each in load_gpus([gpu] if isinstance(gpu, str) else gpu)}
@@ -124,11 +122,14 @@ def search(
     check_billed(prices, vars(said))
     run = _EngineSearch(target, hardware, limits, prices, said, Traces(trace_folder() if cache else None), progress)
     with_routing(run.model(said.weights[0]), said)
+    numbers = _numbers(gpus, said)
     candidates = [
-        EngineCandidate({"gpu": name, "weights": scheme, "kv": dtype, **layout}, engines, load)
+        EngineCandidate(options, engines)
         for name, scheme, dtype in itertools.product(hardware, said.weights, said.kv)
         for layout in _layouts(gpus, run.model(scheme))
-        for engines, load in _loads(gpus, layout, said.concurrency, said.rate)
+        for options in [{"gpu": name, "weights": scheme, "kv": dtype, **layout}]
+        for engines in numbers
+        if engines * layout["tp"] * layout["dp"] * layout["pp"] <= gpus
     ]
     done = best_first(candidates, [(_DEARER, run.least_cost), ("simulated", run.cost)], say=progress)
     keeping = [each for each in run.simulated if stop(each.candidate, limits) is None]
@@ -155,15 +156,16 @@ def _layouts(gpus: int, model: Model) -> Iterator[dict[str, int]]:
                 yield {"tp": tp, "ep": ep, "dp": dp, "pp": pp}
 
 
-def _loads(
-    gpus: int, layout: Mapping[str, int], concurrency: int | None, rate: float | None
-) -> list[tuple[int, dict[str, Any]]]:
-    """Numbers of engines, and the load of each; engines that no client would ask are left out."""
-    most = gpus // (layout["tp"] * layout["dp"] * layout["pp"])
-    if concurrency is None:
-        assert rate is not None
-        return [(n, {"rate": rate / n}) for n in range(1, most + 1)]
-    return [(n, {"concurrency": -(-concurrency // n)}) for n in range(1, min(most, concurrency) + 1)]
+def _numbers(gpus: int, said: Any) -> Sequence[int]:
+    """Numbers of engines, up to the number of clients. Raises UsageError: not so many can be, or a router has one
+    engine to choose from."""
+    most = min(gpus, said.concurrency or gpus)
+    if said.replicas is not None and said.replicas > most:
+        raise UsageError(f"--replicas {said.replicas} are more than --gpus or --concurrency; {most} is the most")
+    numbers = range(1, most + 1) if said.replicas is None else [said.replicas]
+    if max(numbers) == 1 and said.route != ONE.route:
+        raise UsageError(f"--route {said.route} of one engine has no effect: give more --gpus or --concurrency")
+    return numbers
 
 
 @dataclass
@@ -182,13 +184,17 @@ class _EngineSearch:
     _before: tuple[Mapping[str, Any], GpuSteps | str] = ({}, "")
 
     def __post_init__(self) -> None:
-        self.prompt = self.said.prompt or PROMPT
-        self.own = {name: getattr(self.said, name) for name in options_of(EngineOptions)}
-        self.billed = {name: getattr(self.said, name) for name in options_of(CostOptions)}
+        said = vars(self.said)
+        self.own, billed, asked = (part_of(part, said) for part in (EngineOptions, CostOptions, LoadOptions))
+        self.images = images_of(self.said)
+        read_with_model = dict.fromkeys(("images", "image"))
+        self.served = {**self.own, **billed, **asked, **read_with_model, "concurrency": self.said.concurrency}
+        self.billed, self.loads = billed, loads_of(self.said)
 
     def model(self, scheme: str) -> Model:
         """The model with a scheme of weights."""
-        return shared_model(self.traces, self.target, scheme, tokens=self.prompt + self.said.generate)
+        (load,) = self.loads.loads
+        return shared_model(self.traces, self.target, scheme, tokens=load.longest.tokens, images=self.images)
 
     def least_cost(self, each: EngineCandidate) -> float | str:
         """What candidates cost at least, or why they are out, without a simulation."""
@@ -199,25 +205,27 @@ class _EngineSearch:
             return steps
         most = load_engine(self.said.engine).limits(steps.gpu, steps.layout.tp, steps.layout.dp).max_batch
         most *= steps.layout.dp
-        most = min(each.load.get("concurrency", most), most)
+        if self.said.concurrency is not None:
+            # the least loaded engine has no more than its share of the clients when it takes a request
+            sharing = each.engines if self.said.route == ONE.route else 1
+            most = min(most, -(-self.said.concurrency // sharing))
         rates = rates_of(steps.gpu, self.prices.get(each.options["gpu"]), self.billed)
         return cost_of(Billed(gpus=steps.layout.gpus, rates=rates), _most_tokens_per_s(steps, most))
 
     def _steps(self, options: Mapping[str, Any]) -> GpuSteps | str:
         """The steps of an engine, or why it is out under any load."""
         layout = {name: options[name] for name in ("tp", "ep", "dp", "pp")}
+        model = self.model(options["weights"])
         try:
-            steps = steps_of(
-                self.model(options["weights"]), self.hardware[options["gpu"]], kv=options["kv"], **layout, **self.own
-            )
+            steps = steps_of(model, self.hardware[options["gpu"]], kv=options["kv"], **layout, **self.own)
         except UsageError:
             return "the model does not divide so, or no cluster joins so many GPUs"
-        asked = RequestLoad(prompt=Lengths(self.prompt), generate=Lengths(self.said.generate), concurrency=1)
+        (load,) = loads_of_model(model, self.said, self.loads).loads
         try:
-            largest_batch(steps, asked)
+            largest_batch(steps, load)
         except UsageError:
             return "weights and the cache of one request do not fit"
-        least = least_times(steps, self.prompt, self.said.generate)
+        least = least_times(steps, load.shortest.prompt_tokens, load.shortest.generated_tokens)
         for limit in self.limits:
             value = least.get(_stem(limit.quantity.name))
             if value is not None and not limit.holds(value):
@@ -230,17 +238,17 @@ class _EngineSearch:
         options = dict(each.options)
         model, name = self.model(options.pop("weights")), options["gpu"]
         price = {name: self.prices[name]} if name in self.prices else None
-        asked = {"prompt": self.prompt, "generate": self.said.generate, **self.own, **self.billed, **each.load}
+        shared: dict[str, Any] = {"replicas": each.engines, "route": self.said.route if each.engines > 1 else ONE.route}
         try:
-            (point,) = serve(model, **options, **asked, price=price).points
+            (point,) = serve(model, **options, **self.served, **shared, price=price).points
         except UsageError:
             return "refused by its simulation"
         assert point.candidate is not None
         choice = EngineChoice(
             options=each.options,
             engines=each.engines,
-            gpus=each.engines * point.gpus,
-            candidate=point.candidate,
+            gpus=point.gpus,
+            candidate=replace(point.candidate, limits=tuple(self.limits)),
             point=point,
         )
         self.simulated.append(choice)

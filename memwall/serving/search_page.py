@@ -137,5 +137,5 @@ def _text(choice: EngineChoice) -> str:
     layout = [f"{name} {options[name]}" for name in ("tp", "ep", "dp", "pp") if options[name] > 1]
     stored = [f"{name} {options[name]}" for name in ("weights", "kv") if options[name] != "model"]
     how = ", ".join((*layout, *stored))
-    each = f"{counted(choice.engines, 'engine')} of {choice.candidate.gpus} {options['gpu']}"
+    each = f"{counted(choice.engines, 'engine')} of {choice.gpus // choice.engines} {options['gpu']}"
     return f"{each}: {how}" if how else each

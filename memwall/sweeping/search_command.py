@@ -89,6 +89,7 @@ def _search_layouts(
 def _search_engines(out: Out, target: str, top: int, gpus: int, no_cache: bool = False, **more: Any) -> None:
     if gpus > _MOST_GPUS:
         raise UsageError(f"--mode serving searches engines of at most {_MOST_GPUS} GPUs together")
+    part("serving.check_requests")({**dict.fromkeys(("trace", "lengths", "rate", "concurrency")), **more})
     try:
         found = part("serving.search")(target, gpus=gpus, cache=not no_cache, progress=out.messages.progress, **more)
     finally:

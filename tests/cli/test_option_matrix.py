@@ -87,11 +87,17 @@ ROWS = {
     "sweep, decode steps": Row("sweep LLAMA --workers 0 --of decode --vary batch=2 context=64 gpu=h100", "price"),
     "sweep, servers": Row("sweep LLAMA --workers 0 --of serve --vary concurrency=2 prompt=64 gpu=h100", "price"),
     "search, engines": Row("search LLAMA --gpus 1 --concurrency 2 --prompt 64 --generate 16",
-                          "price slo kwh busy straggler", {
-        "routing": "no experts", "pue": "without --kwh", "spot": "without --price",
+                          "price slo kwh busy straggler lengths turns system-prompt client", {
+        "routing": "no experts", "pue": "without --kwh", "spot": "without --price", "burst": "without --rate",
+        "think": "without --turns", "trace-scale": "without --trace", "route": "of one engine",
+        "replicas": "is the most",
         **dict.fromkeys(("policy", "dtype", "state", "no-overlap", "seq", "global-batch", "host"), "--mode serving"),
         "style": _PICTURE["style"],
     }),
+    "search, engines at a rate": Row(
+        "search LLAMA --gpus 2 --rate 40 --turns 2 --system-prompt 640 --prompt 64 --generate 16",
+        "burst think replicas requests",
+    ),
     "search, layouts": Row(
         "search gpt.py --mode training --gpus 2 --global-batch 2 --among fsdp=none schedule=1f1b tp=1 pp=1",
         "price host policy dtype state no-overlap", {"slo": "--mode training"},

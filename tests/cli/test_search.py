@@ -21,27 +21,35 @@ def llama(tmp_path, monkeypatch):
     return target_of(tmp_path / "llama", SHORT_LLAMA)
 
 
-def every_candidate(target, clients, gpus):
+#: clients of equal requests, and bursts of sessions that begin alike and spread
+CLIENTS = {"concurrency": 16, "prompt": 512, "generate": 64}
+SESSIONS = {"rate": 400.0, "burst": 3.0, "turns": 2, "system_prompt": 256, "requests": 60, "route": "prefix"}
+SESSIONS |= {"prompt": 512, "generate": 64, "lengths": "0.5-1.0"}
+
+
+def every_candidate(target, load, gpus):
     """What each costs, its layout and its run; each simulated."""
     model = read_model(target)
     for (name, usd), tp, dp, pp in itertools.product(PRICES.items(), *[range(1, gpus + 1)] * 3):
         for engines in range(1, gpus // (tp * dp * pp) + 1):
+            own = {key: value for key, value in load.items() if key != "route" or engines > 1}
+            layout = {"tp": tp, "dp": dp, "pp": pp, "replicas": engines}
             try:
-                (point,) = serve(model, gpu=name, tp=tp, dp=dp, pp=pp, concurrency=-(-clients // engines), prompt=512,
-                                 generate=64, price={name: usd}).points  # fmt: skip
+                (point,) = serve(model, gpu=name, **layout, **own, price={name: usd}).points
             except UsageError:
                 continue
             cost = point.candidate.gpus * usd / 3600 * 1e6 / point.candidate.run.tokens_per_s
             yield (cost, name, tp, dp, pp, engines), point.candidate
 
 
-def test_the_best_is_that_of_an_exhaustive_search(llama):
+@pytest.mark.parametrize("load", [CLIENTS, SESSIONS], ids=["clients", "sessions"])
+def test_the_best_is_that_of_an_exhaustive_search(llama, load):
     """Without objectives, and with a time of a token below that of one engine that has all clients."""
-    every = list(every_candidate(llama, 16, 2))
+    every = list(every_candidate(llama, load, 2))
     (lone_s,) = (run.run.tpot.mean for key, run in every if key[1:] == ("h100-sxm", 1, 1, 1, 1))
     for share in (None, 0.99, 0.9):
         slo = [] if share is None else [f"tpot<{share * lone_s:.9f}s", "ttft_p99<1s"]
-        found = search(llama, gpu=list(PRICES), gpus=2, concurrency=16, prompt=512, generate=64, slo=slo, price=PRICES)
+        found = search(llama, gpu=list(PRICES), gpus=2, slo=slo, price=PRICES, **load)
         limits, best = [objective(text) for text in slo], found.best
         cost, *layout = min(key for key, run in every if stop(run, limits) is None)
         assert best.usd_per_million == pytest.approx(cost, rel=1e-12)
@@ -55,6 +63,18 @@ def test_no_step_beats_its_bound(llama):
         steps = steps_of(model, load_gpu(name), tp)
         for context in (1, 700, 5000):
             assert _least_step_s(steps, batch) <= steps.step_s(batch, batch * context)
+
+
+def test_the_number_of_engines_may_be_fixed(llama):
+    found = search(llama, gpu="h100", gpus=3, replicas=3, **CLIENTS)
+    assert {(each.engines, each.gpus) for each in found.simulated} == {(3, 3)}
+    with pytest.raises(UsageError, match="--replicas 3 are more than --gpus or --concurrency; 2 is the most"):
+        search(llama, gpus=2, replicas=3, **CLIENTS)
+
+
+def test_an_objective_may_be_of_goodput(llama):
+    found = search(llama, gpu="h100", gpus=1, slo=["tpot<1s", "goodput_share>0.5"], **CLIENTS)
+    assert found.best.candidate.goodput_share == 1
 
 
 def test_what_is_pruned_is_said(run, llama):

@@ -569,6 +569,7 @@ def test_what_the_client_adds_is_in_front_of_the_first_token(run, model):
         (("--trace", "TRACE", "--prompt", "4"), "--prompt has no effect with --trace"),
         (("--lengths", "pairs.csv", "--prompt", "4"), "--prompt has no effect with --lengths FILE"),
         (("--turns", "2", "--prefix-hit", "0.5"), "leave one out"),
+        (("--turns", "1", "--think", "2"), "--think has no effect without --turns of 2 or more"),
         (("--turns", "2", "--closed-form"), "has no closed form"),
         (("--rate", "2", "--burst", "2", "--closed-form"), "not Poisson have no closed form"),
         (("--replicas", "2", "--closed-form"), "several replicas have no closed form"),

@@ -124,6 +124,16 @@ class RequestLoad:
         return AskedRequest(None, self.system_prompt + self.prompt.most, self.generate.most)
 
     @cached_property
+    def shortest(self) -> AskedRequest:
+        """No request has fewer tokens of its prompt to compute, or of its answer to make."""
+        prompt, generated = self.system_prompt + self.prompt.least, self.generate.least
+        if self._is_drawn:
+            prompt = min(asked.prompt_tokens for asked in self.asked())
+            generated = min(asked.generated_tokens for asked in self.asked())
+        computed = 0 if self.reuses else int(prompt * (1 - (self.prefix_hit or 0)))
+        return AskedRequest(None, max(computed, 1), generated)
+
+    @cached_property
     def usual(self) -> AskedRequest:
         """A request of nominal lengths, or of mean ones where requests stand for themselves."""
         if not self._is_drawn:

@@ -8,7 +8,7 @@ import pytest
 from memwall.core.errors import UsageError
 from memwall.serving.simulation.engine import Engine, Policy, Speculation
 from memwall.serving.simulation.lengths import Lengths
-from memwall.serving.simulation.workload import RequestLoad
+from memwall.serving.simulation.workload import AskedRequest, RequestLoad
 from tests.unit.serving.engines import Affine
 
 
@@ -62,6 +62,16 @@ def test_turns_come_at_the_rate_of_requests_and_after_a_pause_of_a_mean():
 def test_sessions_are_whole_and_each_client_has_two():
     assert RequestLoad(turns=4, concurrency=1, requests=10).count == 12
     assert RequestLoad(turns=30, concurrency=10).count == 10 * 2 * 30
+
+
+def test_no_request_is_below_the_shortest():
+    """Half of 100 tokens and more behind 20 of all, of which a quarter is cached; 16 of answers, half at least."""
+    lengths = {"prompt": Lengths(100, 0.5, 1.0), "generate": Lengths(16, 0.5, 1.0), "concurrency": 1}
+    assert RequestLoad(**lengths, prefix_hit=0.25).shortest[1:3] == (37, 8)
+    assert RequestLoad(**lengths, system_prompt=20, prefix_hit=0.0).shortest[1:3] == (70, 8)
+    assert RequestLoad(**lengths, system_prompt=20).shortest[1:3] == (1, 8)  # all but the last token may be kept
+    rows = tuple(AskedRequest(at, n, m) for at, n, m in ((0, 40, 9), (1, 90, 3)))
+    assert RequestLoad(trace=rows).shortest[1:3] == (40, 3)
 
 
 @pytest.mark.parametrize(
