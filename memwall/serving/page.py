@@ -159,12 +159,12 @@ _OUTCOME_NOTE = (
     "CPU"
 )
 _PERCENTILE_NOTE = (
-    "value: of the simulated requests; at least, at most: where the percentile lies with a confidence of 90 %, by "
-    "their number alone and as if none had to do with another; the largest of fewer than "
-    f"{sure_from(0.99)} requests is no upper end: --requests says how many"
+    "at least, at most: where the percentile lies with a confidence of 90 %, by ten batches of requests in a row, as"
+    f" neighbours share steps; the largest of fewer than {sure_from(0.99)} requests is no upper end: --requests says"
+    " how many"
 )
-#: percentiles that the page shows -> what of
-_TAILS = {"ttft_p99_s": "TTFT", "tpot_p99_s": "TPOT"}
+#: percentiles that the page shows
+_TAILS = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99"}
 #: engines whose memory and wall the answer says, and walls in words
 _HELD, _WAITED = 3, {"compute": "arithmetic", "bandwidth": "memory", "host": "the engine's CPU", "link": "other GPUs"}
 #: what users see of a step -> its name
@@ -272,13 +272,18 @@ def _launch(launch: SavedLaunch) -> Table:
 
 def _percentiles(rows: Sequence[SavedPercentile]) -> Table:
     """The 99th percentiles of what users see, and between which times they lie."""
-    shown = [each for each in rows if each.quantity in _TAILS]
-    columns = [
-        *col.of(shown, "GPUs: engine, load, requests: requests count"),
-        col.text("p99 of", [_TAILS[each.quantity] for each in shown]),
-        *col.of(shown, "value: value_s s, at least: low_s s, at most: high_s s"),
-    ]
-    return col.table("", columns, _PERCENTILE_NOTE)
+    by_point = {(each.engine, each.load): each for each in rows}
+    columns = col.of([*by_point.values()], "GPUs: engine, load, requests: requests count")
+    for quantity, title in _TAILS.items():
+        found = {(each.engine, each.load): each for each in rows if each.quantity == quantity}
+        read = lambda name: [getattr(found.get(point), name, None) for point in by_point]  # noqa: B023, E731
+        like = read("value_s")
+        columns += [
+            col.seconds(title, like),
+            col.seconds("at least", read("low_s"), like=like),
+            col.seconds("at most", read("high_s"), like=like),
+        ]
+    return col.table("", col.known(columns), _PERCENTILE_NOTE)
 
 
 def _outcomes(outcomes: Sequence[ServedOutcome]) -> Table:

@@ -161,7 +161,7 @@ class SavedChoice:
 @dataclass(frozen=True, kw_only=True)
 class SavedPercentile:
     """A percentile of ``requests`` of an engine under a load, and between which seconds it lies with a confidence of
-    90 %, by their number, as if each were independent of the others; null on a side where they are too few to say."""
+    90 %, by the means of batches of requests in a row; null on a side where they are too few to say."""
 
     engine: str
     load: str
