@@ -16,6 +16,7 @@ from memwall.core.units import bandwidth, counted, duration, flops, percent, siz
 from memwall.perfmodel.roofline import LINK, Estimate, launch_floor_s
 from memwall.record.kernels import peak_place, wall_shares
 from memwall.record.profile import Profile
+from memwall.record.schedules import CHEAP
 from memwall.simulate.plan_context import MODEL_CLASSES
 from memwall.simulate.schedule import Schedule
 
@@ -47,6 +48,7 @@ def verdict(profile: Profile, schedule: Schedule) -> Verdict:
     found = levers(profile, schedule)
     binding = bound_by(found, wall_shares(schedule), schedule.totals.time_s)
     said = (
+        _unplanned(schedule),
         _unjitted(profile, schedule),
         _misfit(profile, schedule),
         _hosted(binding, found, schedule),
@@ -54,6 +56,13 @@ def verdict(profile: Profile, schedule: Schedule) -> Verdict:
     )
     text = " ".join(filter(None, (*said, _walled(profile, schedule, binding, found))))
     return Verdict(binding.wall if binding else "", found, text)
+
+
+def _unplanned(schedule: Schedule) -> str:
+    """Why a saved schedule has no levers."""
+    if schedule.plan is not None or schedule.policy in CHEAP:
+        return ""
+    return f"Levers are not known: a record does not hold the plan of {schedule.policy}, so profile the target again."
 
 
 def _unjitted(profile: Profile, schedule: Schedule) -> str:

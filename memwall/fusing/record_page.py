@@ -16,7 +16,7 @@ from memwall.fusing.capture_page import MAX_BREAKS
 from memwall.fusing.page import refusal_table
 from memwall.fusing.run import SCHEMA, SavedFusion, SavedGpu
 from memwall.record.capture import Capture
-from memwall.report.document import Block, Document, Section, Table, known_facts
+from memwall.report.document import Block, Document, Section, Sentence, Table, known_facts
 from memwall.report.kinds import Report
 from memwall.report.pages import fusion
 
@@ -50,7 +50,17 @@ class FusionRecordReport(Report):
             sections.append(Section(row.gpu, (fusion.policies_table(row.policies), *self._tables(row))))
         if saved.capture is not None:
             sections.append(Section("Capture by TorchDynamo", _capture(saved.capture)))
-        return Document(f"{name}: what fusion wins", sections)
+        return Document(f"{name}: what fusion wins", sections, self._answer())
+
+    def _answer(self) -> list[Block]:
+        """What the best policy wins, of all GPUs."""
+        eager = {row.gpu: next((p for p in row.policies if p.policy == "eager"), None) for row in self.saved.gpus}
+        found = [(row.gpu, p) for row in self.saved.gpus for p in row.policies if p.policy not in ("eager", "ideal")]
+        gpu, best = max(found, key=lambda each: each[1].speedup, default=("", None))
+        if best is None or (before := eager[gpu]) is None:
+            return []
+        where = f"{gpu}: " if len(self.saved.gpus) > 1 else ""
+        return [Sentence(where + fusion.row_sentence(gpu, best, before), strong=True)]
 
     def record(self) -> str:
         return json.dumps(self.raw, indent=1) + "\n"

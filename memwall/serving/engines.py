@@ -155,11 +155,8 @@ class AskedEngine:
         steps = steps_in(self.model, self.gpu, layout, self.engine, self.cluster, self.changes)
         limits = [tokens for tokens in (self.max_context, self.model.max_context) if tokens is not None]
         return replace(
-            steps,
+            within(steps, policy),
             max_context=min(limits, default=None),
-            captured=max(policy.captured, default=0),
-            most_tokens=policy.token_budget,
-            most_sequences=policy.max_batch,
             utilization=self.utilization,
             utilization_of=self.utilization_of,
             straggler=self.straggler,
@@ -266,6 +263,16 @@ def _check_divides(parts: int, count: int, what: str, option: str) -> None:
     if count % parts:
         fitting = max(n for n in range(1, parts + 1) if count % n == 0)
         raise UsageError(f"{parts} GPUs do not divide {count} {what}; --{option} {fitting} does")
+
+
+def within(steps: GpuSteps, policy: Policy) -> GpuSteps:
+    """The steps of an engine whose scheduler has these numbers: buffers and CUDA graphs are made for them."""
+    return replace(
+        steps,
+        captured=max(policy.captured, default=0),
+        most_tokens=policy.token_budget,
+        most_sequences=policy.max_batch,
+    )
 
 
 def fitting(steps: GpuSteps) -> str:

@@ -22,7 +22,7 @@ from memwall.perfmodel.power import idle_w
 from memwall.pipeline import Names
 from memwall.serving.answer import Point, Serving, notes_of
 from memwall.serving.candidates import ServerCandidate, choices, objective
-from memwall.serving.engines import AskedEngine, AskedPolicy, Guess, Server, fitting, lacks, steps_in, stored_in
+from memwall.serving.engines import AskedEngine, AskedPolicy, Guess, Server, fitting, lacks, steps_in, stored_in, within
 from memwall.serving.launch.reading import ServerLaunch, read_launch
 from memwall.serving.loads import check_load, fleet_of, loads_of, loads_of_model
 from memwall.serving.model import CACHES, Model, read_model
@@ -203,7 +203,8 @@ def steps_of(model: Model, gpu: Gpu, tp: int = 1, **engine: Unpack[EngineLayout]
         raise UsageError(lacking)
     layout = Layout(tp=tp, ep=said.ep, dp=said.dp, pp=said.pp, kv=CACHES[said.kv], engine=spec.kernels)
     steps = steps_in(with_routing(model, said), gpu, stored_in(layout, model), spec, said.cluster)
-    return replace(steps, utilization=said.utilization, straggler=said.straggler)
+    own = within(steps, AskedPolicy().of(spec, gpu, layout))
+    return replace(own, utilization=said.utilization, straggler=said.straggler)
 
 
 def asked_engine(target: str | Path, gpu: Gpu, said: Any, tokens: int) -> AskedEngine:

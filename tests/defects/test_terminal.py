@@ -151,8 +151,9 @@ def test_e39_report_renders_what_fuse_wrote(run, encoder):
     assert made.code == 0
     shown = run("report", "fusion.json")
     assert shown.code == 0
-    row = next(line.split() for line in made.out.splitlines() if line.startswith("  memwall "))
-    assert row[:5] in [line.split()[:5] for line in shown.out.splitlines()]
+    answer, row = (line for line in made.out.splitlines() if line.startswith("  memwall "))
+    assert answer.split()[:3] == ["memwall", "saves", "196.80"] and answer in shown.out.splitlines()
+    assert row.split()[:5] in [line.split()[:5] for line in shown.out.splitlines()]
     assert "Groups by what they save: memwall" in shown.out
     assert run("report", "fusion.json", "-o", "fusion.md").code == 0
 

@@ -233,7 +233,7 @@ def test_a05_one_op_has_nothing_to_fuse_with(run, folder):
     )  # fmt: skip
     page = run("profile", "one.py", "--gpu", "h100", "-q").out
     assert "generated kernels by memwall" in page
-    assert "fusion" not in page
+    assert "fusion" not in page.replace("perfect fusion: what no compiler can beat", "")
 
 
 def test_a05_cuda_graphs_are_not_proposed_where_they_are_on(run, folder):

@@ -136,30 +136,17 @@ def _ranges(policies: PolicySet) -> Iterator[Sentence]:
 
 def saving_sentence(policies: PolicySet, schedule: Schedule) -> str:
     """``memwall saves 9.06 ms of 54.60 ms (1.20x) and 14.05 GB ..., the most of it in the optimizer``."""
-    row, eager = policies.row(schedule), policies.eager.totals
-    saved_s = eager.time_s - row.time_s
-    is_ideal = schedule.policy == "ideal"
-    score = "" if row.time_score is None or is_ideal else f", {percent(row.time_score)} of what ideal would"
-    launches = eager.kernels - row.kernels
-    amounts = (
-        (row.saved_bytes, f"{size(abs(row.saved_bytes))} of DRAM traffic"),
-        (launches, f"{abs(launches):,} {'of' if launches >= 0 else 'to'} {counted(eager.kernels, 'launch')}"),
-    )
-    saved, added = ([text for amount, text in amounts if (amount >= 0) is gain] for gain in (True, False))
+    row, eager = policies.row(schedule), policies.row(policies.eager)
     if len(schedule.outside) == len(policies.profile.graphs[schedule.graph].ops):
         return f"{schedule.policy} leaves every op alone on {policies.gpu.name}: it compiles no part of the step."
+    text, saved_s = row_sentence(policies.gpu.name, row, eager).removesuffix("."), eager.time_s - row.time_s
     if saved_s <= 0:
-        more = f": {duration(-saved_s)} more than eager" if saved_s else ""
-        fewer = [text for amount, text in amounts if amount > 0]
-        parts = listed((f"saves {listed(fewer)}" if fewer else "", f"adds {listed(added)}" if added else ""))
         issued, unfused = (sum(kernel.issue_s for kernel in each.kernels) for each in (schedule, policies.eager))
-        why = f"; the CPU takes {duration(issued)} to issue its kernels, {duration(unfused)} to issue eager's"
-        said = f"{more}{parts and f'; it {parts}'}{why if issued > unfused and more else ''}"
-        return f"{schedule.policy} saves no time on {policies.gpu.name}{said}."
-    time = f"{duration(saved_s)} of {duration(eager.time_s)} ({col.times(row.speedup)}{score})"
-    text = f"{schedule.policy} saves {listed((time, *saved))}" + (f", and adds {listed(added)}" if added else "")
+        if saved_s and issued > unfused:
+            text += f"; the CPU takes {duration(issued)} to issue its kernels, {duration(unfused)} to issue eager's"
+        return f"{text}."
     modules = [m for m in module_savings(policies, schedule) if m.saved_s > 0 and m.module != OTHERS]
-    if modules and not is_ideal:
+    if modules and schedule.policy != "ideal":
         most_s, module = modules[0].saved_s, modules[0].module
         text += (
             f"; {percent(min(most_s / saved_s, 1.0))} of the saved time in {module}"
@@ -167,6 +154,26 @@ def saving_sentence(policies: PolicySet, schedule: Schedule) -> str:
             else f"; {module} saves {duration(most_s)}, and the rest takes {duration(most_s - saved_s)} more"
         )
     return f"{text}."
+
+
+def row_sentence(gpu: str, row: PolicyRow, eager: PolicyRow) -> str:
+    """What a policy saves of the row of eager, in time, bytes and launches."""
+    saved_s, launches = eager.time_s - row.time_s, eager.kernels - row.kernels
+    amounts = (
+        (row.saved_bytes, f"{size(abs(row.saved_bytes))} of DRAM traffic"),
+        (launches, f"{abs(launches):,} {'of' if launches >= 0 else 'to'} {counted(eager.kernels, 'launch')}"),
+    )
+    saved, added = ([text for amount, text in amounts if (amount >= 0) is gain] for gain in (True, False))
+    if saved_s <= 0:
+        more = f": {duration(-saved_s)} more than eager" if saved_s else ""
+        fewer = [text for amount, text in amounts if amount > 0]
+        parts = listed((f"saves {listed(fewer)}" if fewer else "", f"adds {listed(added)}" if added else ""))
+        return f"{row.policy} saves no time on {gpu}{more}{parts and f'; it {parts}'}."
+    score = (
+        "" if row.time_score is None or row.policy == "ideal" else f", {percent(row.time_score)} of what ideal would"
+    )
+    time = f"{duration(saved_s)} of {duration(eager.time_s)} ({col.times(row.speedup)}{score})"
+    return f"{row.policy} saves {listed((time, *saved))}" + (f", and adds {listed(added)}." if added else ".")
 
 
 WHAT_IF_NOTE = (

@@ -116,7 +116,8 @@ def test_time_has_the_slack_of_rounding_alone():
 def test_more_is_better_for_some():
     assert {name for name, row in LIMITS.items() if not row.lower} == {
         "mfu", "hfu", "mbu", "compute_share", "coverage", "tokens_per_s", "tokens_per_s_per_user",
-        "tokens_per_s_per_gpu", "requests_per_s",
+        "tokens_per_s_per_gpu", "requests_per_s", "goodput_share", "goodput_per_s", "goodput_tokens_per_s",
+        "cached_share",
     }  # fmt: skip
     assert parse_limit("mfu", "45 %").holds(0.45)
     assert not parse_limit("mfu", "45 %").holds(0.44)
