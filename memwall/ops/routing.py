@@ -96,7 +96,7 @@ def loads_of(tokens: int, experts: int, top_k: int, ep: int = 1, routing: Expert
         return _counted(_in_turn(tokens, experts, top_k, experts // ep))
     chosen, rows = expected_active(tokens, experts, top_k) / ep, tokens * top_k / ep
     if routing.spread:
-        chances = _chances(experts, top_k, ep, routing.spread)
+        chances = _chances(experts, top_k, ep, routing)
         chosen, rows = sum(1 - (1 - chance) ** tokens for chance in chances), tokens * sum(chances)
     active = max(round(chosen), 1)
     each, more = divmod(max(round(rows), active), active)
@@ -104,11 +104,15 @@ def loads_of(tokens: int, experts: int, top_k: int, ep: int = 1, routing: Expert
 
 
 @lru_cache(maxsize=1 << 10)
-def _chances(experts: int, top_k: int, ep: int, spread: float) -> list[float]:
-    """The chances that a token chooses each expert of the fullest GPU: quantiles of a lognormal law, dealt out."""
-    normal = NormalDist(sigma=spread)
+def _chances(experts: int, top_k: int, ep: int, routing: ExpertRouting) -> list[float]:
+    """The chances that a token chooses each expert, or copy, of the fullest GPU: quantiles of a lognormal law, dealt
+    out, or placed with copies."""
+    normal = NormalDist(sigma=routing.spread)
     popular = [math.exp(normal.inv_cdf((i + 0.5) / experts)) for i in range(experts)]
     chances, draw, found = [min(top_k * each / sum(popular), 1.0) for each in popular], random.Random(0), []
+    if routing.redundant is not None:
+        copies, gpus = placement(tuple(chances), routing.redundant, ep)
+        return max(([chances[i] / copies[i] for i in gpu] for gpu in gpus), key=sum)
     for _ in range(_DEALS if ep > 1 else 1):
         draw.shuffle(chances)
         found.append(max((chances[gpu::ep] for gpu in range(ep)), key=sum))

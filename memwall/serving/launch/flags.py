@@ -104,6 +104,11 @@ def _whole(text: str) -> int | None:
     return int(number)
 
 
+def _count(text: str) -> int | None:
+    """As :func:`_whole`, and 0."""
+    return 0 if text == "0" else _whole(text)
+
+
 def _share(text: str) -> float | None:
     if text.lower() in _UNSET:
         return None
@@ -125,6 +130,7 @@ def _wholes(text: str) -> tuple[int, ...] | None:
 
 
 WHOLE = Kind("1", "a whole number above 0", _whole)
+COUNT = Kind("1", "a whole number from 0", _count)
 WHOLES = Kind("*", "whole numbers above 0", _wholes, lambda value: " ".join(map(str, value)))
 SHARE = Kind("1", "a share above 0 and up to 1", _share, lambda value: f"{value:g}")
 SWITCH = Kind("?", "true or false", _switch, lambda value: "")
@@ -228,6 +234,22 @@ def graphs(values: dict[str, Any], options: dict[str, Any], engine: str) -> None
         options["captured"] = sizes
     elif most:
         options["captured"] = load_engine(engine).captured(most)
+
+
+def balanced(values: Mapping[str, Any], options: dict[str, Any]) -> dict[str, str]:
+    """Copies of the hottest experts that a load balancer makes (EPLB), and what is not modeled without one."""
+    if values.get("balancer"):
+        options["redundant"] = values.get("copies", 0)
+    elif values.get("copies"):
+        return {"copies": "copies are those of a load balancer, --enable-eplb"}
+    return {}
+
+
+def balancer(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of :func:`balanced`."""
+    if "redundant" not in options:
+        return {}
+    return {"balancer": True} | ({"copies": options["redundant"]} if options["redundant"] else {})
 
 
 def direct(values: Mapping[str, Any], *names: str) -> dict[str, Any]:

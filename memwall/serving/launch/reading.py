@@ -20,6 +20,8 @@ from memwall.serving.question import ServeOptions
 
 #: how alike a flag of no table has to be to one that sets something: then it is a slip
 _SLIP = 0.85
+#: what configurations call the number of experts
+_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 #: variables of an engine that are no part of what is modeled
 _QUIET_VARIABLES = re.compile(r".*(LOGGING|LOG_LEVEL|API_KEY|CACHE_ROOT|MODELSCOPE|HOST_IP|_PORT|USAGE|STATS|TRACE)")
 #: ``-O3``, ``-tp8`` of letters and a number in one word
@@ -61,7 +63,7 @@ class ServerLaunch:
         """The model, as a target."""
         if not self.model:
             raise UsageError("the launch line names no model; give TARGET in front of it")
-        return _target(self.model)
+        return target_named(self.model)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -120,9 +122,17 @@ def read_launch(launch: str | Path | Sequence[str], target: str | None = None) -
     options, left = line.combine(values)
     model = str(values.get("model", ""))
     if "weights" in values:
-        options["weights"] = _weights(said["weights"], target or (_target(model) if model else ""))
+        options["weights"] = _weights(said["weights"], target or (target_named(model) if model else ""))
+    if "slots" in values:
+        experts = experts_of(target or target_named(model))
+        if experts is None:
+            left["slots"] = "how many are copies follows from the model's configuration, which is not here: --redundant"
+        elif values["slots"] < experts:
+            raise UsageError(f"{said['slots'].text} are fewer than the {experts} experts of the model")
+        else:
+            options["redundant"] = values["slots"] - experts
     if options.get("draft") not in (None, "mtp"):
-        options["draft"] = _target(options["draft"])
+        options["draft"] = target_named(options["draft"])
     engine = engine_of_version(line.engine, command.version)
     options = {"engine": engine, **{name: value for name, value in options.items() if value is not None}}
     shown = tuple(_in_the_end(name, each, options, left) for name, each in flags if name != "model")
@@ -337,7 +347,7 @@ def _of_file(line: EngineLine, command: FoundCommand, entry: _Words) -> Iterator
 # -- the model ---------------------------------------------------------------------------------------------------------
 
 
-def _target(model: str) -> str:
+def target_named(model: str) -> str:
     """A model as memwall takes it: a folder or a configuration of transformers, unless it is a file of another kind."""
     is_own = model.endswith((".py", ".json")) or ".py:" in model or model.startswith("hf:")
     return model if is_own else f"hf:{model}"
@@ -356,9 +366,23 @@ def _weights(said: _Said, target: str) -> str:
 
 def _method_of(target: str) -> str | None:
     """What a configuration calls the format of its weights, empty where it states none; None where none is there."""
+    if (configuration := _configuration(target)) is None:
+        return None
+    stated = configuration.get("quantization_config") or {}
+    return str(stated.get("quant_method") or ("modelopt" if stated else ""))
+
+
+def experts_of(target: str) -> int | None:
+    """The experts among which tokens choose in a layer, as a configuration states; None where none does."""
+    stated = _configuration(target) or {}
+    parts = (stated, stated.get("text_config") or {})
+    return next((part[key] for part in parts for key in _EXPERTS if key in part), None)
+
+
+def _configuration(target: str) -> dict[str, Any] | None:
     path = Path(target.removeprefix("hf:"))
     path = path / "config.json" if path.is_dir() else path
     if not target.startswith("hf:") or not path.is_file():
         return None
-    stated = read_json(path).get("quantization_config") or {}
-    return str(stated.get("quant_method") or ("modelopt" if stated else ""))
+    found: dict[str, Any] = read_json(path)
+    return found

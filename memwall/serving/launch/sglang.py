@@ -13,6 +13,7 @@ from typing import Any
 from memwall.core.errors import UsageError
 from memwall.serving.launch.flags import (
     CACHE_DTYPES,
+    COUNT,
     DTYPES,
     HEADS,
     SHARE,
@@ -21,6 +22,8 @@ from memwall.serving.launch.flags import (
     WHOLES,
     WORD,
     EngineLine,
+    balanced,
+    balancer,
     direct,
     graphs,
     negated,
@@ -61,6 +64,8 @@ FLAGS = table(
     sets("enable-dp-attention", "dp_attention", SWITCH, "tp"),
     sets("moe-a2a-backend", "whole_experts", _SHARED, "ep"),
     sets("enable-ep-moe enable-deepep-moe", "whole_experts", SWITCH, "ep"),
+    sets("enable-eplb", "balancer", SWITCH, "redundant"),
+    sets("ep-num-redundant-experts", "copies", COUNT, "redundant"),
     sets("dtype", "dtype", DTYPES),
     sets("quantization", "weights", _QUANTIZATION),
     sets("torchao-config", "weights", _TORCHAO),
@@ -128,9 +133,10 @@ FLAGS = table(
             "deepep-mode deepep-config deepep-dispatcher-output-dtype enable-two-batch-overlap!"
             " enable-single-batch-overlap! tbo-token-distribution-threshold enable-deepep-waterfill!",
         "replicas take requests as --route says": "load-balance-method",
-        "experts are as --routing and --redundant say": "enable-eplb! eplb-algorithm eplb-rebalance-num-iterations"
-            " eplb-rebalance-layers-per-chunk eplb-min-rebalancing-utilization-threshold ep-num-redundant-experts"
-            " ep-dispatch-algorithm init-expert-location expert-distribution-recorder-mode"
+        "a load balancer has settled, and moves nothing any more": "eplb-algorithm eplb-rebalance-num-iterations"
+            " eplb-rebalance-layers-per-chunk eplb-min-rebalancing-utilization-threshold",
+        "experts are as --routing and --redundant say":
+            "ep-dispatch-algorithm init-expert-location expert-distribution-recorder-mode"
             " expert-distribution-recorder-buffer-size enable-expert-distribution-metrics! elastic-ep-backend"
             " enable-elastic-expert-backup!",
         "the cache of a sequence is on one group of GPUs": "attention-context-parallel-size attn-cp-size"
@@ -180,7 +186,7 @@ _SPECULATION = ("method", "draft", "draft_tokens", "branches", "verified")
 
 def _combine(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     options = direct(values, "tp", "pp", "dtype", "weights", "kv", "max_context", "max_batch", "token_budget")
-    left: dict[str, str] = {}
+    left = balanced(values, options)
     ep = values.get("ep") or (values.get("tp", 1) if values.get("whole_experts") else 1)
     if ep > 1:
         options["ep"] = ep
@@ -228,6 +234,7 @@ def _apart(options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         options, "pp", "dtype", "kv", "utilization", "max_context", "max_batch", "token_budget", "eager", "captured",
         "ep", "weights",
     )  # fmt: skip
+    values |= balancer(options)
     tp, dp = options.get("tp", 1), options.get("dp", 1)
     values["tp"] = tp * dp
     if dp > 1:

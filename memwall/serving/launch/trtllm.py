@@ -39,6 +39,7 @@ FLAGS = table(
     sets("kv-cache-free-gpu-memory-fraction free-gpu-memory-fraction kv-cache-config.free-gpu-memory-fraction",
          "utilization", SHARE),
     sets("kv-cache-config.enable-block-reuse", "prefix_hit", SWITCH),
+    sets("moe-config.load-balancer.num-slots", "slots", WHOLE, "redundant"),
     sets("max-seq-len", "max_context", WHOLE),
     sets("max-batch-size", "max_batch", WHOLE),
     sets("max-num-tokens", "token_budget", WHOLE),
@@ -69,6 +70,8 @@ FLAGS = table(
             " attention-dp-config.enable-balance attention-dp-config.batching-wait-iters"
             " attention-dp-config.timeout-iters",
         "the cache of a sequence is on one GPU of each group": "cp-size context-parallel-size cp-config",
+        "a load balancer has settled, and moves nothing any more": "moe-config.load-balancer.layer-updates-per-iter"
+            " moe-config.load-balancer.initial-global-assignments",
         "experts are as --routing and --redundant say": "moe-config.load-balancer moe-config.max-num-tokens"
             " cluster-size moe-cluster-parallel-size moe-tensor-parallel-size",
         "the size of the cache follows from --utilization": "kv-cache-config.max-tokens"
@@ -116,7 +119,7 @@ def _apart(options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     values = direct(
         options, "pp", "ep", "dtype", "kv", "utilization", "max_context", "max_batch", "token_budget", "eager",
         "captured",
-        "draft_tokens",
+        "draft_tokens", "slots",
     )  # fmt: skip
     tp, dp, unsaid = options.get("tp", 1), options.get("dp", 1), []
     values["tp"] = tp * dp
@@ -124,6 +127,8 @@ def _apart(options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         values["attention_dp"] = True
     elif dp > 1:
         unsaid.append(f"{dp} groups of {tp} GPUs that attend to sequences of their own")
+    if "redundant" in options and "slots" not in options:
+        unsaid.append(f"a load balancer of {options['redundant']} more slots than there are experts")
     if options.get("whole_prompts"):
         unsaid.append("prompts in steps of their own")
     if options.get("prefix_hit") == 0.0:
@@ -152,6 +157,6 @@ TRTLLM = EngineLine(
         "enable-attention-dp", "dtype", "kv-cache-config.dtype", "kv-cache-config.enable-block-reuse",
         "cuda-graph-config",
         "cuda-graph-config.batch-sizes", "speculative-config.decoding-type", "speculative-config.speculative-model",
-        "speculative-config.max-draft-len",
+        "speculative-config.max-draft-len", "moe-config.load-balancer.num-slots",
     }),
 )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 
 from memwall.serving.launch.flags import (
     CACHE_DTYPES,
+    COUNT,
     DTYPES,
     HEADS,
     SHARE,
@@ -18,6 +19,8 @@ from memwall.serving.launch.flags import (
     WHOLES,
     WORD,
     EngineLine,
+    balanced,
+    balancer,
     direct,
     graphs,
     negated,
@@ -56,6 +59,8 @@ FLAGS = table(
     sets("pipeline-parallel-size pp", "pp", WHOLE),
     sets("data-parallel-size dp", "dp", WHOLE),
     sets("enable-expert-parallel ep", "whole_experts", SWITCH, "ep"),
+    sets("enable-eplb", "balancer", SWITCH, "redundant"),
+    sets("eplb-config.num-redundant-experts num-redundant-experts", "copies", COUNT, "redundant"),
     sets("dtype", "dtype", DTYPES),
     sets("quantization q", "weights", _QUANTIZATION),
     sets("kv-cache-dtype", "kv", CACHE_DTYPES),
@@ -110,8 +115,11 @@ FLAGS = table(
             "moe-backend kernel-config disable-custom-all-reduce!",
         "messages of experts are an all-gather or an all-to-all, whichever takes less":
             "all2all-backend enable-dbo! ubatch-size dbo-decode-token-threshold dbo-prefill-token-threshold",
-        "experts are as --routing and --redundant say": "enable-eplb! eplb-config expert-placement-strategy"
-            " enable-elastic-ep! num-redundant-experts",
+        "experts are as --routing and --redundant say": "expert-placement-strategy enable-elastic-ep!",
+        "a load balancer has settled, and moves nothing any more": "eplb-config eplb-config.window-size"
+            " eplb-config.step-interval eplb-config.log-balancedness eplb-config.log-balancedness-interval"
+            " eplb-config.use-async eplb-config.policy eplb-config.communicator eplb-window-size eplb-step-interval"
+            " eplb-log-balancedness!",
         "the cache of a sequence is on one group of GPUs": "decode-context-parallel-size dcp"
             " prefill-context-parallel-size pcp dcp-comm-backend dcp-kv-cache-interleave-size"
             " cp-kv-cache-interleave-size",
@@ -167,17 +175,18 @@ def _combine(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     if values.get("prefix_hit") is False:
         options["prefix_hit"] = 0.0
     graphs(values, options, "vllm")
+    left = balanced(values, options)
     method = str(values.get("method", "draft_model" if "draft" in values else "")).lower()
     if not method:
-        return options, {}
+        return options, left
     if method in _OWN or method.endswith("_mtp"):
         options["draft"] = "mtp"
     elif method == "draft_model" and "draft" in values and "eagle" not in values["draft"].lower():
         options["draft"] = values["draft"]
     else:
         named = method if "method" in values else "eagle"
-        return options, dict.fromkeys(("method", "draft", "draft_tokens"), HEADS.format(named))
-    return options | direct(values, "draft_tokens"), {}
+        return options, left | dict.fromkeys(("method", "draft", "draft_tokens"), HEADS.format(named))
+    return options | direct(values, "draft_tokens"), left
 
 
 def _apart(options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -185,6 +194,7 @@ def _apart(options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         options, "tp", "pp", "dp", "dtype", "kv", "utilization", "max_context", "max_batch", "token_budget", "eager",
         "captured", "draft_tokens", "weights", "whole_prompts",
     )  # fmt: skip
+    values |= balancer(options)
     unsaid = []
     ep, gpus = options.get("ep", 1), options.get("tp", 1) * options.get("dp", 1)
     if ep == gpus > 1:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from memwall.serving.launch.command import LINES
 from memwall.serving.launch.flags import EngineLine, Flag
+from memwall.serving.launch.reading import experts_of, target_named
 from memwall.serving.model import CACHES
+from memwall.serving.steps.kernels import Experts
 
 if TYPE_CHECKING:
     from memwall.serving.answer import Point
@@ -26,6 +28,9 @@ def launch_line(engine: str, model: str, options: Mapping[str, Any]) -> str:
         asked = {**asked, "checkpoint": asked.pop("weights")}
     if str(asked.get("draft", "")).startswith("hf:"):
         asked["draft"] = asked["draft"].removeprefix("hf:")
+    if "redundant" in asked and any(flag.sets == "slots" for flag in line.flags.values()):
+        experts = experts_of(target_named(model))
+        asked |= {} if experts is None else {"slots": experts + asked["redundant"]}
     values, unsaid = line.apart(asked)
     if "checkpoint" in asked:
         unsaid.append(f"a checkpoint with weights in {asked['checkpoint']}")
@@ -107,6 +112,8 @@ def options_of_point(point: Point, dtype: str | None = None, engine: str = "") -
     elif asked.asked.captured:
         found["captured"] = policy.captured
     found["mixed_prompts" if policy.chunked else "whole_prompts"] = True
+    routings = [kernel.routing for kernel, _ in asked.model.served.kernels if isinstance(kernel, Experts)]
+    found["redundant"] = next((routing.redundant for routing in routings), None)
     if asked.guess is not None:
         named = "mtp" if asked.guess.model is None else asked.guess.model.name
         found |= {"draft": named, "draft_tokens": asked.guess.draft_tokens}

@@ -31,12 +31,12 @@ def read_routing(text: str, redundant: int | None = None) -> tuple[ExpertRouting
     """
     name, colon, exponent = text.partition(":")
     if text in _WORDS:
-        if redundant is not None:
+        if redundant is not None and not _WORDS[text].spread:
             raise UsageError(
                 f"--redundant copies the experts with most rows, and no one says which of {text} ones these are: say"
-                " --routing power-law:ALPHA or a file of counts"
+                " --routing typical, power-law:ALPHA or a file of counts"
             )
-        return (_WORDS[text],)
+        return (replace(_WORDS[text], redundant=redundant),)
     if name == _POWER_LAW:
         try:
             skew = float(exponent)
@@ -98,7 +98,7 @@ def routed(served: ServedKernels, layers: tuple[ExpertRouting, ...]) -> ServedKe
     if layers == (BY_CHANCE,) or (layers == (TYPICAL,) and not mixtures):
         return served
     if not mixtures:
-        raise UsageError("--routing: the model has no experts among which tokens choose")
+        raise UsageError("--routing, --redundant: the model has no experts among which tokens choose")
     if len(layers) not in (1, mixtures):
         raise UsageError(
             f"--routing: the file has {counted(len(layers), 'layer')}, the model {mixtures} with experts; leave out"
@@ -128,4 +128,4 @@ def _with(kernel: Experts, routing: ExpertRouting) -> Experts:
                 f"--routing: expert {routing.shares.index(most)} has {100 * most:.3g} % of the choices, and as each"
                 f" token chooses {kernel.top_k} different ones, {100 / kernel.top_k:.3g} % is the most"
             )
-    return replace(kernel, routing=routing, alike=kernel.alike and routing == TYPICAL)
+    return replace(kernel, routing=routing, alike=kernel.alike and routing.spread > 0)

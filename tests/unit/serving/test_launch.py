@@ -33,6 +33,45 @@ def test_sixty_lines():
     assert len(LINES) == 60
 
 
+#: command lines with a load balancer of experts
+BALANCED = [
+    ("vllm serve m -dp 8 -ep --enable-eplb", 0),
+    ("""vllm serve m -dp 8 -ep --enable-eplb --eplb-config '{"num_redundant_experts": 32, "window_size": 1000}'""", 32),
+    ("vllm serve m -tp 8 --enable-expert-parallel --enable-eplb --num-redundant-experts 16", 16),
+    ("vllm serve m -dp 8 -ep --eplb-config.num_redundant_experts 32", None),
+    ("sglang serve --model-path m --tp 16 --ep 16 --enable-eplb --ep-num-redundant-experts 32", 32),
+    ("sglang serve --model-path m --tp 16 --ep 16 --ep-num-redundant-experts 32", None),
+]
+
+
+@pytest.mark.parametrize(("line", "copies"), BALANCED, ids=[line for line, _ in BALANCED])
+def test_copies_of_experts_are_those_of_a_load_balancer(line, copies):
+    """And they are written as they were read."""
+    read = read_launch(line)
+    assert read.options.get("redundant") == copies
+    assert read_launch(launch_line(read.engine, "m", read.options)).options == read.options
+    named = [each for each in read.flags if "redundant" in each.flag]
+    assert all(each.sets == "redundant" if copies else "--enable-eplb" in each.why for each in named)
+
+
+def test_slots_of_a_load_balancer_are_experts_and_copies(tmp_path):
+    """288 slots of 256 experts hold 32 copies; that no configuration says how many experts there are is told."""
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text('{"n_routed_experts": 256}')
+    (tmp_path / "c.yaml").write_text("moe_config:\n  load_balancer: {num_slots: 288, layer_updates_per_iter: 1}\n")
+    line = f"trtllm-serve {tmp_path / 'm'} --tp_size 8 --ep_size 8 --config {tmp_path / 'c.yaml'}"
+    options = read_launch(line).options
+    assert options == {"engine": "trtllm", "tp": 8, "ep": 8, "redundant": 32, "utilization_of": "free"}
+    written = launch_line("trtllm", f"hf:{tmp_path / 'm'}", options)
+    assert json.loads(written.split("'")[1]) == {"moe_config": {"load_balancer": {"num_slots": 288}}}
+    assert launch_line("trtllm", "m", options).endswith("# a load balancer of 32 more slots than there are experts")
+    elsewhere = read_launch(line.replace(str(tmp_path / "m"), "m")).flags
+    assert ["the model's configuration" in each.why for each in elsewhere if "num_slots" in each.flag] == [True]
+    (tmp_path / "c.yaml").write_text("moe_config: {load_balancer: {num_slots: 128}}\n")
+    with pytest.raises(UsageError, match="fewer than the 256 experts"):
+        read_launch(line)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_each_engine_says_a_server(engine):
     """Options of memwall → words of each engine → the same options, but for what only one engine counts so."""

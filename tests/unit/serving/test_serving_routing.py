@@ -83,6 +83,14 @@ def test_tokens_of_a_power_law_are_spread_by_copies():
     assert mean <= copied < 1.05 * mean < alone
 
 
+def test_the_popular_experts_are_copied():
+    """Chances of a token's one choice among 4 experts are 0.0567, 0.1304, 0.2465 and 0.5664. Of four copies the last
+    has three, 0.1416 each then, and the one before it one, 0.12325 each. Two GPUs get two of 0.1416 each, one of them
+    0.1304 and 0.0567, the other 2 x 0.12325: 0.5297. Without copies one has 0.5664 and another expert."""
+    assert rows(loads_of(1000, 4, 1, 2, replace(TYPICAL, redundant=4))) == 530
+    assert rows(loads_of(1000, 4, 1, 2, TYPICAL)) >= 623
+
+
 def test_copies_take_memory():
     """8 experts and 8 copies on 4 GPUs: four on each, in place of two."""
     copied, layout = replace(MIXTURE, routing=ExpertRouting(skew=1.2, redundant=8)), Layout(dp=4, ep=4)
