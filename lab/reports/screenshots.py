@@ -1,4 +1,4 @@
-"""Every kind of page as a reader sees it: light, dark, 400 pixels wide, and on paper; written to build/screenshots.
+"""Every kind of page as a reader sees it: light, dark, 500 pixels wide, and on paper; written to build/screenshots.
 
     python lab/reports/screenshots.py [NAME ...]
 

@@ -84,7 +84,7 @@ modeled, and for each other's schedulers, which is not.
 
 #: what others publish of their own predictions
 PUBLISHED = {
-    "source": "AISimulate (NVIDIA), its published errors on InferenceX",
+    "source": "AISimulate (NVIDIA), its published errors on InferenceX, second-hand",
     "points": 728,
     "tpot_mean": 28.4,
     "ttft_mean": 76.7,

@@ -88,7 +88,7 @@ def comm(
         cluster: its name or the path of a TOML file.
         op: one or several of ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``broadcast`` and
             ``send_recv``.
-        gpus: those that take part; None: the GPUs of a node.
+        gpus: how many GPUs take part; None: the GPUs of a node.
         least, most: bytes, as nccl-tests define sizes.
         per_node, library, launch: as :func:`memwall.perfmodel.collectives.collective_s`.
 
@@ -100,7 +100,7 @@ def comm(
     ops = (op,) if isinstance(op, str) else op
     if least > most:
         raise UsageError(f"the smallest message, {least:,} bytes, is larger than the largest, {most:,} bytes")
-    sizes = [least << i for i in range((most // least).bit_length())]
+    sizes = [least << i for i in range((most // max(least, 1)).bit_length())]
     rows = [
         CommRow(name, nbytes, workers, collective_s(name, nbytes, workers, joined, **how))
         for name in dict.fromkeys(ops)

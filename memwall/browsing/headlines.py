@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from memwall.core.errors import UsageError
 from memwall.core.files import read_json, read_text
 from memwall.core.structure import BadRecord, check_schema, read
+from memwall.core.units import counted
 from memwall.frontend.facts import WorkloadInfo
 from memwall.record.format import outline
 from memwall.wings import part
@@ -176,7 +177,7 @@ def _of_history(path: Path) -> Headline:
     count = len(dict.fromkeys(row.commit for row in rows))
     return Headline(
         kind="history",
-        name=f"{', '.join(_distinct(row.workload for row in rows))}: {count:,} commit{'s' * (count > 1)}",
+        name=f"{', '.join(_distinct(row.workload for row in rows))}: {counted(count, 'commit')}",
         gpus=_distinct(row.gpu for row in rows),
         policies=_distinct(row.policy for row in rows),
         times_s=tuple(row.figures["time_s"] for row in rows[-1:] if "time_s" in row.figures),
@@ -190,5 +191,5 @@ def minute_of(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def _distinct(words: Any) -> tuple[str, ...]:
+def _distinct(words: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))

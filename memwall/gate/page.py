@@ -20,7 +20,7 @@ from memwall.record.kernels import schedule_label
 from memwall.record.profile import Profile
 from memwall.report.document import Block, Document, Facts, Picture, PictureChoice, Section, Sentence, Table
 from memwall.report.figures.modules import difference_chart
-from memwall.report.figures.scene import Chart, stacked
+from memwall.report.figures.scene import Chart, Scene, stacked
 from memwall.report.kinds import Report
 from memwall.simulate.schedule import Schedule
 
@@ -81,11 +81,10 @@ class GateReport(Report):
         return Document(f"{NAME}: {result.verdict.upper()}", sections, [*answer, *drawn])
 
     def figure(self) -> Chart:
-        """Differential flame graphs of what moved. Raises UsageError: nothing did."""
-        shown = self._pictures()
-        if not shown:
-            raise UsageError("nothing to draw: no time or bytes of a module differ from the baseline's")
-        return stacked([picture.chart for _, picture in shown])
+        """Differential flame graphs of what moved, or a line that nothing did. Raises UsageError: no baseline."""
+        if not self.bases:
+            raise UsageError("nothing to draw: a flame graph of the difference needs --baseline or --baseline-ref")
+        return stacked([picture.chart for _, picture in self._pictures()] or [_unmoved])
 
     def _pictures(self) -> list[tuple[str, Picture]]:
         """A differential flame graph of the time of each workload whose step changed, what fails first."""
@@ -109,6 +108,11 @@ class GateReport(Report):
     def record(self) -> str:
         """``memwall.gate/1``."""
         return self.result.to_json()
+
+
+def _unmoved(scene: Scene) -> float:
+    scene.text(0, 13, "No step takes another time than its baseline.", 13.0)
+    return 20.0
 
 
 def _alike(new: Schedule, old: Schedule) -> bool:

@@ -37,8 +37,7 @@ from memwall.gate.reading import base_of, configuration, selected
 from memwall.gate.recorded import RunEvidence
 from memwall.gate.result import Baseline, Check, GateResult, Problem
 from memwall.gate.tracing import TraceJob, TraceOutcome, Tracers, Tree, differ, profile_both, repeated
-from memwall.hardware.lookup import Gpu, load_gpus
-from memwall.pipeline import Names
+from memwall.pipeline import Names, asked_gpus
 from memwall.record.profile import Profile
 from memwall.wings import part
 
@@ -70,7 +69,7 @@ def gate(
     config: str | Path | None = None,
     baseline: str | Path | None = None,
     baseline_ref: str | None = None,
-    gpu: Names = (),
+    gpu: Names | None = None,
 ) -> GateResult:
     """Compare workloads with limits and a baseline, as ``memwall gate`` does.
 
@@ -91,7 +90,7 @@ def gate(
     asked = GateOptions(baseline=None if baseline is None else str(baseline), baseline_ref=baseline_ref)
     whole = configuration(None if config is None else str(config), tuple(limits))
     named = [str(each) for each in ((targets,) if isinstance(targets, (str, Path)) else targets)]
-    gpus = load_gpus([gpu] if isinstance(gpu, (str, Gpu)) else gpu)
+    gpus = asked_gpus(gpu) if gpu else []
     return run_gate(whole, selected(whole, named, gpus, ()), base_of(whole, asked), asked).result
 
 

@@ -1,7 +1,7 @@
 """What a comparison is: one workload on N GPUs, N profiles, or the machines themselves: ``memwall.comparison/1``.
 
-The first entry is the baseline of every speed-up and growth factor. Energy is what the GPU draws by
-what its kernels keep busy; cost is the price of that many seconds.
+The first entry is the baseline of every speed-up and growth factor. Energy is what the GPU draws
+by what its kernels keep busy; cost is the price of that many seconds.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class SweepReport(Report):
             columns.append(values if words is None else [words.index(str(value)) for value in values])
         data = embed({"axes": axes, "points": list(zip(*columns, strict=True))})
         return (
-            f'<div id="parallel" data-axes="{len(axes)}"><div><canvas></canvas></div><p></p>'
+            f'<div id="parallel"><div><canvas></canvas></div><p></p>'
             f'<script type="application/json">{data}</script></div>'
         )
 

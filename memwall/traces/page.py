@@ -159,7 +159,7 @@ def _over_roof(analysis: TraceAnalysis) -> list[Section]:
 def _too_fast_text(analysis: TraceAnalysis) -> str:
     cause = "they ran on another GPU" if analysis.ran_elsewhere else "an error of memwall's counting"
     rows = counted(len(analysis.over_roof), "row")
-    return f"{rows} took less time than {analysis.gpu.name} can: {cause}."
+    return f"{rows} ran faster than {analysis.gpu.name} can: {cause}."
 
 
 def _op_columns(ops: Iterable[str], rows: Iterable[TraceRow]) -> list[col.CellColumn]:

@@ -105,7 +105,7 @@ def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_what_beats_the_roof_stands_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(trace(tmp_path, dur=LEAST_US / 2), capsys)
-    assert text.splitlines()[2].strip().startswith("1 row took less time than h100-sxm can")
+    assert text.splitlines()[2].strip().startswith("1 row ran faster than h100-sxm can")
     assert "200.0" in text[: text.index("compared with")]
     record = json.loads(shown(trace(tmp_path, dur=LEAST_US / 2), capsys, as_json=True))
     assert (record["totals"]["over_roof"], record["over_roof"]) == (1, [0])

@@ -176,7 +176,7 @@ def test_c26_times_of_another_vendors_gpu_are_not_blamed_on_the_counting(run):
     result = run("profile", path, "--gpu", "h100")
     assert result.code == 0
     assert "measured on a GPU of AMD, compared with h100-sxm of NVIDIA" in result.err
-    assert "1 row took less time than h100-sxm can: they ran on another GPU" in result.out
+    assert "1 row ran faster than h100-sxm can: they ran on another GPU" in result.out
     assert "error of memwall" not in result.out
 
 

@@ -27,6 +27,7 @@ from memwall.gate.wording import command, counts, finding_of, name, sentence, su
 from memwall.report import render
 from memwall.report.json_schema import schema_text
 from tests.unit import gate_fixture as fixture
+from tests.unit.report_fixture import make_profile
 
 ROOT = Path(__file__).parents[3]
 SCHEMAS = Path(__file__).parents[2] / "schemas"
@@ -575,6 +576,13 @@ def test_the_same_on_every_hash_seed():
         printed.append(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=own).stdout)
     assert printed[0] == printed[1]
     assert printed[0].splitlines()[1] == "[]"
+
+
+def test_a_picture_says_that_nothing_moved():
+    same = {"bert": make_profile()}
+    assert "No step takes another time than its baseline." in render_gate(fixture.PASS, "svg", heads=same, bases=same)
+    with pytest.raises(UsageError, match=r"needs --baseline or --baseline-ref$"):
+        render_gate(fixture.PASS, "svg", heads=same)
 
 
 def test_the_suffixes():

@@ -7,6 +7,7 @@ from statistics import fmean
 
 import pytest
 
+from memwall.analysis.communication import comm
 from memwall.bench.accuracy.reading import read_measured
 from memwall.core.errors import UsageError
 from memwall.hardware.cluster import hardware_of, load_cluster
@@ -152,6 +153,11 @@ def test_rings_of_a_mesh():
 def test_bad_input_is_refused(given, message):
     with pytest.raises(UsageError, match=message.replace("?", r"\?")):
         collective_s(**{"op": "all_reduce", "nbytes": 8, "workers": 8, "cluster": "dgx-h100", **given})
+
+
+def test_a_table_of_no_bytes_is_refused():
+    with pytest.raises(UsageError, match="a message has 1 byte or more, not 0"):
+        comm("dgx-h100", least=0)
 
 
 def test_one_gpu_sends_nothing():
