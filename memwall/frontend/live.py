@@ -1,7 +1,7 @@
 """Record running code: the calls of any block of PyTorch, on CUDA's, ``meta``'s or the CPU's tensors.
 
 The trace infers what :mod:`memwall.frontend.torch.run` is given. A called module is named by its class, its parts by
-their paths below it; an optimizer's step is the phase of that name. Parameters are those of the modules that are
+their paths below it; an optimizer's step is the phase of that name. Parameters are the parameters of modules that are
 called, leaves that require a gradient, and what an optimizer updates; inputs are in memory before they are first read;
 outputs are still alive at the end. Results do not change: tensors on the CPU get their usual values, though calls that
 are other kernels on a GPU are recorded as those, and multi-tensor optimizers take their CUDA form.
@@ -53,7 +53,7 @@ class LiveRecorder(Recorder):
         super().__init__(device=device, max_ops=max_ops)
         #: parameters by id, kept alive so that the id stays theirs
         self.parameters: dict[int, torch.Tensor] = {}
-        #: ids of those that belong to no module that is called and to no optimizer
+        #: ids of parameters that belong to no module that is called and to no optimizer
         self._met: set[int] = set()
         #: an optimizer is stepping that counts its steps on the host
         self.counts_on_host = False
@@ -106,7 +106,7 @@ class LiveRecorder(Recorder):
 
     @property
     def counted(self) -> list[torch.Tensor]:
-        """The parameters of the model: not those that ops only write, as an average that follows the weights."""
+        """The parameters of the model; none that ops only write, as an average that follows the weights."""
         read: set[int] = set()
         for op in self.ops:
             touched, written = ({self.values[i].storage for i in each} for each in (op.inputs, op.outputs))

@@ -45,7 +45,7 @@ class TraceOptions:
 @dataclass(frozen=True)
 class TraceResult:
     """A graph, what was traced, and what else the trace found. ``attention`` is what other GPUs need whose attention
-    kernels may differ; ``versions`` are those of the packages that made the graph, torch where none are said."""
+    kernels may differ; ``versions`` are of the packages that made the graph, torch where none are said."""
 
     graph: Graph
     workload: WorkloadInfo

@@ -17,7 +17,7 @@ MAX_OPS = 200_000
 class GraphWriter:
     """Values, storages and ops in call order; each method returns the id of what it wrote.
 
-    ``max_ops`` stops a loop that is written out too often. ``module``, ``source``, ``phase`` and ``again`` are those of
+    ``max_ops`` stops a loop that is written out too often. ``module``, ``source``, ``phase`` and ``again`` are of
     the ops that follow, where a call gives no others.
     """
 

@@ -5,7 +5,7 @@ the Triton text of its element, the results of a recorded call, what a numerics 
 without a row is kept and charged its bytes.
 
 Start with :mod:`memwall.ops.registry` (what a row says) and :mod:`memwall.ops.elementwise` (the longest table); a
-cost's launches are those of :mod:`memwall.ops.passes` (over memory) or of products. An op of your own is one call of
+cost's launches come from :mod:`memwall.ops.passes` (over memory) or are products. An op of your own is one call of
 :func:`memwall.ops.elementwise.pointwise` or :func:`register_cost`.
 """
 

@@ -9,7 +9,7 @@
 - Softmax, scaling, dropout and an additive mask are not counted as FLOPs. A dense mask never lowers the count.
 - Variable-length calls are costed as sequences of equal length: for self-attention the least that the same number of
   tokens can cost, so the bound stays a bound.
-- Keys and values in pages (``block_table``) are those of full contexts, ``max_k`` tokens or what the table's pages
+- Keys and values in pages (``block_table``) are of full contexts, ``max_k`` tokens or what the table's pages
   hold: the lengths are data.
 - Bytes: query, key, value, mask and saved outputs once each; no score matrix. float32 runs in the memory-efficient
   kernel on the tensor engine as three TF32 products (gemm_kernel_utils.h, OpMultiplyAddFastF32): one is counted,
@@ -117,7 +117,7 @@ def _unseen_bytes(call: Call, shape: _Shape) -> int:
     stop = shape.keys if right is None else min(max(shape.queries + diagonal + right, first), shape.keys)
     key, value = call.need("key"), call.need("value")
     shared = key.nbytes + value.nbytes
-    if call.arg("block_table") is not None:  # of the pages, those that the sequences fill
+    if call.arg("block_table") is not None:  # of the pages, what the sequences fill
         row_bytes = shape.key_heads * (shape.size * key.itemsize + shape.value_size * value.itemsize)
         return max(shared - shape.batch * (stop - first) * row_bytes, 0)
     return shared - shared * (stop - first) // max(shape.keys, 1)

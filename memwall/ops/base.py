@@ -33,13 +33,13 @@ class Cost:
     dense_flops: int | None = None
     #: bytes that cross the link to other GPUs or to the host, the one way that takes more
     link_bytes: float = 0.0
-    #: of them, those that a switch which does the sums would spare
+    #: of them, bytes that a switch which does the sums would spare
     spared_link_bytes: float = 0.0
     #: one after another; none given: one that moves the bytes and does the FLOPs
     launches: tuple[Launch, ...] = _ONE
     #: what would remain of it if a compiler's template, which timing may choose, did it or the matmul before it
     template: Cost | None = None
-    #: of ``read_bytes``, those that are expected and that a run may spare: of experts that no token chose
+    #: of ``read_bytes``, bytes that are expected and that a run may spare: of experts that no token chose
     spared_read_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class Cost:
 
     @property
     def latencies(self) -> int:
-        """Launch latencies that follow one another: those of its kernels, but for kernels that overlap."""
+        """Launch latencies that follow one another: latencies of its kernels, but for kernels that overlap."""
         return sum([launch.latencies for launch in self.launches])
 
     @property

@@ -45,7 +45,7 @@ def sent(graph: Graph) -> tuple[int, float]:
 @op("_c10d_functional::all_gather_into_tensor _c10d_functional::all_gather_into_tensor_out"
     " _c10d_functional::all_gather_into_tensor_coalesced")  # fmt: skip
 def all_gather(call: Call) -> Cost:
-    """Reads its own part, writes those of the others."""
+    """Reads its own part, writes the parts of the others."""
     of_others = call.write_bytes * _others(call)
     return _cost(call, "all_gather", call.write_bytes, call.read_bytes, of_others, of_others)
 

@@ -291,7 +291,7 @@ def grouped_product(call: Call) -> Cost:
 
 
 def _summed_in_groups(call: Call, left: TensorSpec, right: TensorSpec, out: TensorSpec) -> Cost:
-    """[m, K] x [K, n], K split over the groups; looped, zeros are written for those that have none of it
+    """[m, K] x [K, n], K split over the groups; looped, zeros are written for groups that have none of it
     (``addmm_out_cuda_impl``). Or a batch of [m, k] x [k, n], which is one product however groups run."""
     groups, m, n = out.shape[0], out.shape[-2], out.shape[-1]
     multiply_adds = left.numel * _packed(left) * n

@@ -72,7 +72,7 @@ class Tensors(Protocol):
 
 @dataclass(frozen=True)
 class EvaluatedCall:
-    """A traced op that is about to be called. ``into`` are those of its outputs that it writes over, ``made`` those
+    """A traced op that is about to be called. ``into`` are its outputs that it writes over, ``made`` the outputs
     that it makes."""
 
     graph: Graph

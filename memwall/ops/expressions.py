@@ -1,4 +1,4 @@
-"""What the Triton expressions of elementwise ops share, and those that depend on more than the op's name.
+"""What the Triton expressions of elementwise ops share, and expressions that depend on more than the op's name.
 
 An expression is a text with the schema's arguments in braces (``tl.exp({self})``), or a function of the
 :class:`Operands` that gives such a text. Floats of 32 bits or less are computed in float32. Only functions that

@@ -135,7 +135,7 @@ _SUM_INSTRUCTIONS = 80
 _SEGMENT_ROWS = 10
 
 
-#: the mode of a bag whose gradient goes to its largest element, by atomic additions; those of sums and means sort the
+#: the mode of a bag whose gradient goes to its largest element, by atomic additions; sums and means sort the
 #: indices, few of them too (EmbeddingBag.cu, ``embedding_bag_backward_cuda_sum_avg``): their positions, a sort by one
 #: block, the first of each row (2), segments of each, their sums (2), where each begins, partial sums, sums
 _LARGEST, _FEW_SORTED_KERNELS = 2, 10
@@ -299,7 +299,7 @@ op("_convert_indices_from_coo_to_csr _convert_indices_from_csr_to_coo")(whole_pa
 
 @op("index_reduce index_reduce_", results=same)
 def index_reduce(call: Call) -> Cost:
-    """Slices of ``source`` combined with those of ``self``: an add or a multiply each, none for the extrema."""
+    """Slices of ``source`` combined with slices of ``self``: an add or a multiply each, none for the extrema."""
     values, how = call.need("source"), call.attributes.get("reduce")
     return _scatter_cost(
         call, values.numel, call.bytes_except("self"), reads=True, adds=how not in ("amax", "amin", "max", "min")

@@ -22,7 +22,7 @@ ROW_BYTES_ON_CHIP = 128 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One launch. The bytes are those that this kernel requests, including its second passes."""
+    """One launch. The bytes are what this kernel requests, including its second passes."""
 
     FAMILY: ClassVar[str] = ""
     read_bytes: int = 0
@@ -54,7 +54,7 @@ class Launch:
 
     @property
     def flops_again(self) -> Mapping[Pipe, int]:
-        """Of these, those that backward does again of forward: no work of the model."""
+        """Of these, FLOPs of forward that backward does again: no work of the model."""
         return {}
 
     @property
@@ -110,7 +110,7 @@ class Stream(Launch):
     draws: int = 0
     #: dependent memory round trips of a thread that nothing hides
     round_trips: int = 0
-    #: of ``read_bytes``, those that it read or wrote before: L2 serves them where it holds all that the kernel touches
+    #: of ``read_bytes``, bytes that it read or wrote before: L2 serves them where it holds all that the kernel touches
     second_pass_bytes: int = 0
     #: load latencies, one after another, of a block's loop, which others' loops hide; the blocks, and their threads
     steps: float = 0

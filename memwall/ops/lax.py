@@ -8,7 +8,7 @@ how its operands and parameters are called there. What has no twin has a formula
 - ``conv_general_dilated``: 2 FLOP for each pair of a weight and a place that meet, padding counted as if it were data;
   of the two sides, the result's places and the operand's, the one with fewer pairs: zeros between the places of a
   dilated operand, as the gradient of a strided convolution has them, are no work.
-- Counts per element are those of :mod:`memwall.ops.elementwise`: an ``integer_pow`` is one FLOP, as a power is.
+- Counts per element are as in :mod:`memwall.ops.elementwise`: an ``integer_pow`` is one FLOP, as a power is.
 - A primitive that only rearranges (``reshape``, ``transpose``, ``broadcast_in_dim``, ``slice`` ...) is in a graph as an
   op that writes nothing and has the attribute ``view``: its result is a view. A run without a compiler copies instead,
   which is the cost of the op; a compiled one runs nothing (:attr:`memwall.core.graph.Op.is_view`).
@@ -166,8 +166,8 @@ def _arithmetic(call: Call) -> Call:
 
 @_lax("contraction", "dot_general", operands=("lhs", "rhs"))
 def dot_general(call: Call) -> Cost:
-    """``lhs`` and ``rhs`` summed over the axes that ``dimension_numbers`` contract, for each index of those that are a
-    batch: 2 x batch x m x n x k, in the wider of two dtypes, to which XLA converts the other."""
+    """``lhs`` and ``rhs`` summed over the axes that ``dimension_numbers`` contract, for each index of the axes that are
+    a batch: 2 x batch x m x n x k, in the wider of two dtypes, to which XLA converts the other."""
     call = _arithmetic(call)
     left, right = call.need("lhs"), call.need("rhs")
     (contracted, _), (batched, _) = call.attributes["dimension_numbers"]

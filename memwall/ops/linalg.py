@@ -1,8 +1,8 @@
 """Factorizations of matrices and what is solved with them, as LAPACK counts them (LAPACK Working Note 41, appendix C),
 eigenvalues and singular values as Golub and Van Loan do (Matrix Computations, 4th edition, 7.5, 8.3 and 8.6).
 
-- FLOPs are leading terms, those of a complex matrix four times as many. Iterations (eigenvalues, singular values) are
-  those that the books expect; of a matrix exponential the five products of its longest series, without squarings.
+- FLOPs are leading terms, of a complex matrix four times as many. Iterations (eigenvalues, singular values) are
+  as many as the books expect; of a matrix exponential the five products of its longest series, without squarings.
 - A batch is as many matrices beside each other. cuSOLVER and MAGMA go column by column, or row by row of a triangle:
   each waits for the one before it (``round_trips``), which bounds small matrices.
 """
@@ -205,7 +205,7 @@ def pseudoinverse(call: Call) -> Cost:
 
 @op("linalg_matrix_exp", results=same)
 def matrix_exponential(call: Call) -> Cost:
-    """Five products, those of the series of degree 18 (Bader, Blanes and Casas 2019; LinearAlgebra.cpp, compute_T18).
+    """Five products, of the series of degree 18 (Bader, Blanes and Casas 2019; LinearAlgebra.cpp, compute_T18).
     How often the result is squared depends on the norm of the matrix, which is not known: never."""
     data = call.need("self")
     n = data.shape[-1]

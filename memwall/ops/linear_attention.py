@@ -35,7 +35,7 @@ _DECODE_VALUES, _WALK_VALUES = 32, 64
 @dataclass(frozen=True, slots=True)
 class Heads:
     """Heads of a linear attention on one GPU: of queries and keys, and of values, with the sizes of each; ``gates`` are
-    those of a head of values: one, or one for each number of a key (KDA)."""
+    the gates of a head of values: one, or one for each number of a key (KDA)."""
 
     keys: int
     values: int

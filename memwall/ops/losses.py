@@ -40,7 +40,7 @@ def _lattice(call: Call) -> tuple[TensorSpec, TensorSpec]:
 
 @op("_ctc_loss")
 def ctc_loss(call: Call) -> Cost:
-    """11 per state of the lattice; time steps wait for each other. Of the log probabilities those of the targets are
+    """11 per state of the lattice; time steps wait for each other. The log probabilities of the targets are
     read, one for each state."""
     scores, states = _lattice(call)
     read = call.bytes_except("log_probs") + min(scores.nbytes, states.numel * scores.itemsize)

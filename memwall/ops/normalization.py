@@ -94,7 +94,7 @@ def _norm_launches(call: Call, data: TensorSpec, kind: str = "layer_norm") -> tu
 
 
 def _norm_length(call: Call, data: TensorSpec) -> int:
-    """Elements that are normalised together: those of all axes of the normalised shape."""
+    """Elements that are normalised together: elements of all axes of the normalised shape."""
     return math.prod(call.attributes.get("normalized_shape") or data.shape[-1:])
 
 
@@ -120,7 +120,7 @@ def rms_norm(call: Call) -> Cost:
     return call.cost(vector_flops(data, per_element * data.numel), launches=_norm_launches(call, data, "rms_norm"))
 
 
-#: op -> FLOPs per element of the input's gradient and of those of weight and bias
+#: op -> FLOPs per element of the input's gradient, and of the gradients of weight and bias
 _ROW_BACKWARD = {"native_layer_norm_backward": (9, 4), "_fused_rms_norm_backward": (7, 3)}
 
 
@@ -164,7 +164,7 @@ def _output_gradient(call: Call) -> TensorSpec:
 
 
 def _wanted(call: Call, data: TensorSpec) -> tuple[bool, bool]:
-    """Whether the gradient of the input, and those of weight and bias, are asked for; else what is returned."""
+    """Whether the gradient of the input, and the gradients of weight and bias, are asked for; else what is returned."""
     mask = call.attributes.get("output_mask")
     if mask is not None:
         return bool(mask[0]), any(mask[1:])
@@ -184,7 +184,8 @@ def group_norm(call: Call) -> Cost:
 
 
 def _moments(data: TensorSpec, blocks: int, of: str) -> Stream:
-    """A pass of blocks over a part of the data each, for its moments; ten more updates join those of 512 threads."""
+    """A pass of blocks over a part of the data each, for its moments; ten more updates join the moments of 512
+    threads."""
     about = f"a block goes over each {of} for its moments, an element for each thread and turn"
     return _block_each(pass_over(data.nbytes, 0, data.numel), blocks, about, WELFORD_STEPS, 10 * (WELFORD_STEPS - 1))
 

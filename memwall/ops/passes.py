@@ -149,7 +149,7 @@ def broadcast_instructions(axes: int) -> int:
 
 
 def _axes(tensors: Sequence[TensorSpec], output: TensorSpec) -> int:
-    """Axes that are left of the output's once those that lie in one run in every tensor are joined; 2 where one tensor
+    """Axes that are left of the output's once axes that lie in one run in every tensor are joined; 2 where one tensor
     has gaps along the only one."""
     rank = len(output.shape)
     strides = [tuple(0 if n == 1 else s for n, s in zip(t.shape, t.strides, strict=True)) for t in tensors]

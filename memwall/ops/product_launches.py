@@ -29,7 +29,7 @@ class Gemm(Launch):
     itemsize: float
     aligned: bool = True
     padded_from: Gemm | None = None
-    #: rows of all of a batch whose products differ in them, ``m`` being those of the tallest; 0: all have ``m``
+    #: rows of all of a batch whose products differ in them, ``m`` being the rows of the tallest; 0: all have ``m``
     rows: int = 0
 
     @property
@@ -148,7 +148,7 @@ class Convolution(Launch):
     #: the library timed its engines and took the best (``cudnn.benchmark``) instead of asking its heuristic
     searched: bool = False
     channels_last: bool = False
-    #: the layer is a transposed convolution, whose passes are those of another in other roles
+    #: the layer is a transposed convolution, whose passes are another's in other roles
     transposed: bool = False
 
     @property
@@ -186,7 +186,7 @@ class Convolution(Launch):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recurrent(Launch):
     """A library's call for all steps, layers and directions of a recurrent network, forward or backward. ``rows`` are
-    those of all steps: sequences of different lengths (``packed``) have fewer in later ones."""
+    rows of all steps: sequences of different lengths (``packed``) have fewer in later ones."""
 
     FAMILY: ClassVar[str] = "recurrent"
     pipe: Pipe
@@ -282,7 +282,7 @@ class FusedAttention(Launch):
 
     @property
     def whole_tiles(self) -> bool:
-        """Whether ``pairs`` are those of whole tiles, as a mask of blocks has them."""
+        """Whether ``pairs`` are of whole tiles, as a mask of blocks has them."""
         return False
 
     @property
@@ -321,7 +321,7 @@ class FusedAttention(Launch):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockAttention(FusedAttention):
     """A kernel of ``flex_attention``, which leaves out whole blocks of pairs: Inductor's Triton template, or
-    FlashAttention-4. Triton's backward has blocks for the queries' gradient and others for those of keys and values,
+    FlashAttention-4. Triton's backward has blocks for the queries' gradient and others for keys' and values',
     and both compute the scores and their gradients (``flex_backwards.py.jinja``, seven ``tl.dot``)."""
 
     @property

@@ -44,7 +44,7 @@ class Recorded:
     #: all tensors after the schema's arguments, ``out`` among them
     beyond: Specs = ()
     allow_tf32: bool = True
-    #: specs that the call's autograd node took, so those of its results
+    #: specs that the call's autograd node took, so specs of its results
     gradient: Specs = ()
     #: tensors that the next ops read, in order
     consumers: Specs = ()

@@ -56,7 +56,7 @@ class OpRow:
     expression: Expression | None = None
     #: dtype to which tensors are cast before: ``result``, ``common`` (of them all) or ``none``
     casts: str = "result"
-    #: ``mylib::swish(Tensor self) -> Tensor``; those of aten are in ``traces/schemas.txt``, those of
+    #: ``mylib::swish(Tensor self) -> Tensor``; schemas of aten are in ``traces/schemas.txt``, schemas of
     #: libraries that memwall knows in ``ops/library_schemas.txt``
     schema: str = ""
     #: specs of the results of a recorded call

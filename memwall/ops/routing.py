@@ -1,6 +1,6 @@
 """How tokens choose experts of a mixture, and how these lie on GPUs: the rows of the experts of the slowest GPU.
 
-Tokens are those of all GPUs that share the experts. They choose
+Tokens are of all GPUs that share the experts. They choose
 
 - by chance, all experts alike: of E experts ``E (1 - (1 - k/E)^T)`` are expected to get one of T tokens. GPUs that do
   not divide them hold copies of some, so that all have as many (DeepSeek's EPLB);
@@ -12,10 +12,10 @@ Tokens are those of all GPUs that share the experts. They choose
 - by ``shares`` that were counted: each token chooses expert i with the chance ``k x share``, whatever others do; of
   some draws the one whose slowest GPU is the median counts.
 
-Experts lie on GPUs in their order, those of a power law dealt by chance. Where ``redundant`` copies are made, and be it
+Experts lie on GPUs in their order, under a power law dealt by chance. Where ``redundant`` copies are made, and be it
 none, they lie as DeepSeek's EPLB has them without groups (github.com/deepseek-ai/EPLB: ``replicate_experts`` and
-``balanced_packing``): the next copy is of the expert with the most rows a copy, and copies, those of most rows first,
-go to the GPU with the fewest rows that has a place.
+``balanced_packing``): the next copy is of the expert with the most rows a copy, and copies, the copies of most rows
+first, go to the GPU with the fewest rows that has a place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Schemas of ops as text, so that naming arguments needs no torch.
 
-``library_schemas.txt`` holds those of other libraries and of older versions of torch, with the names of arguments that
-the formulas use and, after ``=``, what counts them.
+``library_schemas.txt`` holds schemas of other libraries and of older versions of torch, with the names of arguments
+that the formulas use and, after ``=``, what counts them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def by_name(lines: list[str]) -> Mapping[str, tuple[str, ...]]:
 
 @cache
 def library_schemas() -> Mapping[str, tuple[Schema, ...]]:
-    """``vllm::unified_attention`` → the versions of its schema, those of other libraries than torch and of older torch;
+    """``vllm::unified_attention`` → the versions of its schema, of other libraries than torch and of older torch;
     an ``autograd.Function`` is in the namespace ``autograd_function``."""
     lines = (files("memwall.ops") / "library_schemas.txt").read_text(encoding="utf-8").splitlines()
     return {name: tuple(map(parse, versions)) for name, versions in by_name(lines).items()}

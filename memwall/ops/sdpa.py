@@ -57,8 +57,8 @@ class Backends(NamedTuple):
         return preferred or next(name for name in self.order if name in runs_on(self.chip))
 
     def ordered(self, given: Sequence[str]) -> list[str]:
-        """The backends that a call tries, of those that its model allows; the user's backend and what comes after it
-        where the model allows any of these."""
+        """The backends that a call tries, of the backends that its model allows; the user's backend and what comes
+        after it where the model allows any of these."""
         default = tuple(name for name in ORDER if name in given) == tuple(given)
         names = [name for name in self.order if name in given] if default else list(given)
         if not self.preferred:

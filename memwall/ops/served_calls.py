@@ -72,7 +72,7 @@ def latent_prefill(
     widths: tuple[int, int, int, int] = LATENT_WIDTHS,
 ) -> Cost:
     """Causal latent attention (MLA) of ``queries`` new tokens whose last attends to all ``keys``, without the products
-    before and after it; ``heads`` are those of one GPU, ``dtype`` that of the cache (bfloat16 or fp8). ``absorbed``
+    before and after it; ``heads`` are the heads of one GPU, ``dtype`` the cache's (bfloat16 or fp8). ``absorbed``
     kernels attend to the latents, and do more than is needed."""
     nope, rope, rank, value = widths
     pairs = pairs_of(queries, keys, keys)
@@ -159,7 +159,7 @@ def latent_chosen(
     dtype: str = "bfloat16",
 ) -> Cost:
     """Latent attention of each of ``queries`` of a sequence to ``chosen`` of the latents of its ``keys`` tokens. The
-    FLOPs of prompts are those of keys and values of heads; decodes are absorbed.
+    FLOPs of prompts are of keys and values of heads; decodes are absorbed.
 
     Args:
         widths: as of :func:`latent_decode`.
@@ -220,7 +220,7 @@ def experts(
         dtype: of the weights (:data:`memwall.ops.experts.SCHEMES`).
         routing: how tokens choose experts.
         engine: whose kernels run: vllm, trtllm or sglang.
-        moved_rows: rows that are activated and summed, if more than those of the GPU's experts: vLLM's Triton and
+        moved_rows: rows that are activated and summed, if more than the rows of the GPU's experts: vLLM's Triton and
             Marlin kernels take ``tokens * top_k`` where ``ep`` GPUs share the experts.
         alike: all tokens choose the same.
     """

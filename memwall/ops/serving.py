@@ -123,7 +123,7 @@ class ExpertsLaunch(Launch):
     #: columns that this GPU has of an expert's ``inter``, and the first product's columns for each of them
     inter: int
     gates: int
-    #: (rows, experts that have so many), without those that have none
+    #: (rows, experts that have so many), without experts that have none
     loads: tuple[tuple[int, int], ...]
     #: of one expert's weights and their scales; of one activation in the products
     expert_bytes: int

@@ -49,8 +49,8 @@ class SignatureArgument(NamedTuple):
 
 class Signature(NamedTuple):
     """What is known of an operator, looked up once. ``updates`` marks multi-tensor ops that only write their arguments:
-    they need not be run to know their result, ``composite`` those that autograd splits into others before they run,
-    ``sends`` those that send to other ranks."""
+    they need not be run to know their result, ``composite`` ops that autograd splits into others before they run,
+    ``sends`` ops that send to other ranks."""
 
     function: Any
     name: str
@@ -95,7 +95,7 @@ def _changed(packet: str, argument: str) -> tuple[bool, bool]:
 
 
 def _known_names(schema: Any) -> dict[str, str]:
-    """The arguments of another library's op → the names that its rule asks for: those of the version whose tensors
+    """The arguments of another library's op → the names that its rule asks for: names of the version whose tensors
     stand in the same places."""
     versions = library_schemas().get(schema.name, ()) if not schema.name.startswith("aten::") else ()
     own = ["Tensor" in str(argument.real_type) for argument in schema.arguments]

@@ -21,7 +21,7 @@ _FP8, _HALF = Pipe("tensor", "fp8"), Pipe("tensor", "bfloat16")
 _INDEX_ROWS, _INDEX_KEYS = 128, 256
 #: query heads of a block and keys of a step of FlashMLA's sparse kernels
 SPARSE_HEADS, SPARSE_KEYS = 64, 64
-#: numbers of a row that the blocks of the choice take in a step, and bytes that those of a cast do
+#: numbers of a row that the blocks of the choice take in a step, and bytes that the blocks of a cast do
 _CHOICE_STEP, _CAST_BYTES = 1024, 4096
 
 
@@ -102,7 +102,7 @@ def choice(rows: int, shortest: int, longest: int, chosen: int, *, flat: bool = 
 
 
 #: sequences of a pass of vLLM's sparse prefill, and kernels of a pass: latents are gathered and cast back to bfloat16,
-#: those of the window and the compressed ones, then attention runs; kernels of any call besides
+#: the window's and the compressed ones, then attention runs; kernels of any call besides
 _PASS, _PASS_KERNELS, _CALL_KERNELS = 4, 3, 6
 #: bytes of a token's latent in the fp8 cache of DeepSeek-V4: 448 fp8 numbers, 64 in bfloat16, and scales
 CACHED_BYTES = 584

@@ -1,6 +1,6 @@
 """A launch of the user's own Triton kernel, ``triton.NAME``, whose cost :mod:`memwall.frontend.triton` reads of it.
 
-- FLOPs are those of elements that were loaded: what a mask leaves out is no work. A launch does those of whole blocks.
+- FLOPs are of elements that were loaded: what a mask leaves out is no work. A launch does the FLOPs of whole blocks.
 - Bytes are the different ones that all programs together read and write, each once. What several operations read of one
   tensor are further passes: those over what a program cannot hold are traffic, where L2 does not hold it. An atomic
   operation takes L2 as long as one of PyTorch's scatters does.
@@ -26,7 +26,7 @@ from memwall.ops.registry import formula
 
 #: name of the attribute of an op that holds its :class:`KernelWork`
 WORK = "work"
-#: sectors beyond those that the elements fill, from which on they are counted
+#: sectors beyond what the elements fill, from which on they are counted
 _SCATTERED = 1.25
 #: bytes of what an atomic operation changes
 _ATOMIC_WIDTH = 4
@@ -74,7 +74,7 @@ class KernelWork:
         block_flops: pipe, FLOPs of whole blocks, masked elements included.
         instructions: integer operations on data.
         read_bytes, write_bytes: different ones, of all tensors.
-        again_bytes: of what is read, those that another operation of the kernel reads too.
+        again_bytes: of what is read, bytes that another operation of the kernel reads too.
         trips: iterations of its loops, over all programs.
         notes: what was assumed.
         options: what else the launch tells the compiler, such as ``maxnreg``.

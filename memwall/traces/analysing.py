@@ -35,7 +35,7 @@ def analyse(
 
     Args:
         dram_bytes: measured DRAM bytes by kernel id, from Nsight Compute.
-        notes: lines that a reader of the result should see, in addition to those of the trace.
+        notes: lines that a reader of the result should see, in addition to the notes of the trace.
         cluster: how the GPUs are joined that its collectives ran on.
         others: traces of other ranks in the same step.
     """

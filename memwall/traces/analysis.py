@@ -138,14 +138,15 @@ class SavedTrace:
 
 @dataclass(frozen=True)
 class TraceAnalysis:
-    """A trace compared with ``gpu``; ``notes`` are those of the trace and of the analysis."""
+    """A trace compared with ``gpu``; ``notes`` are the trace's and the analysis'."""
 
     trace: ProfilerTrace
     gpu: Gpu
     rows: TraceRows
     resolution_s: float
     notes: tuple[str, ...]
-    #: the links that the trace's collectives are compared with, those that are alike, and the ranks of several traces
+    #: the links that the trace's collectives are compared with, the collectives that are alike, and the ranks of
+    #: several traces
     cluster: Cluster | None = None
     collectives: tuple[Alike, ...] = ()
     ranks: tuple[RankWaits, ...] = ()

@@ -269,7 +269,7 @@ class Surroundings:
         ops = trace.ops
         self._gradients = array("i", [-1]) * len(ops)
         chains: Numbered[tuple[int, int]] = Numbered()
-        #: of each op the number of its kind and those of all around it
+        #: of each op the number of its kind and the numbers of all around it
         self._chain = array("i")
         self._by_thread: dict[tuple[str, str], array[int]] = {}
         for op, (kind, parent, forward) in enumerate(zip(ops.kind, ops.parent, ops.forward, strict=True)):

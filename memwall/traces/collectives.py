@@ -2,9 +2,9 @@
 traces of several ranks, who waits for whom.
 
 The kernel of a collective runs from when its rank comes to it until all ranks have and the message is through. So of
-those that are alike (op, group, bytes) the shortest is nearest to the time of the message, in one trace as over ranks:
-the k-th collective of a group is the same one on all its ranks, the rank on which it is shortest came last, and what it
-takes longer elsewhere is waiting.
+collectives that are alike (op, group, bytes) the shortest is nearest to the time of the message, in one trace as over
+ranks: the k-th collective of a group is the same one on all its ranks, the rank on which it is shortest came last, and
+what it takes longer elsewhere is waiting.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Alike:
 
     @property
     def link_share(self) -> float | None:
-        """Seconds of a ring's bytes at the links' nominal rate, over those of the shortest."""
+        """Seconds of a ring's bytes at the links' nominal rate, over the seconds of the shortest."""
         return self.modeled.wire_s / self.shortest_s if self.modeled and self.shortest_s else None
 
     @property

@@ -60,13 +60,13 @@ class OpChange:
 
     @property
     def difference_s(self) -> float:
-        """Seconds of the last column less those of the first; 0 where they cannot be compared."""
+        """Seconds of the last column less the seconds of the first; 0 where they cannot be compared."""
         return 0.0 if self.change == NOT_MODELED else (self.times_s[-1] or 0.0) - (self.times_s[0] or 0.0)
 
 
 @dataclass(frozen=True)
 class TraceComparison:
-    """``ops`` by the size of their difference, ``classes``: op class -> seconds in each column, those that are not
+    """``ops`` by the size of their difference, ``classes``: op class -> seconds in each column, ops that are not
     modeled apart."""
 
     SAVED: ClassVar = ("per_step", "columns", "compared_s", "classes", "ops", "notes")

@@ -150,7 +150,7 @@ _NO_DTYPES = "the dtypes of its arguments were not recorded"
 def _read(op: TracedOp, hints: Hints) -> RowCost:
     if any(op.types):
         return _read_typed(op, hints)
-    found = _read_typed(as_floats(op), hints)  # FLOPs are those of floats, of whatever size
+    found = _read_typed(as_floats(op), hints)  # FLOPs are as of floats, of whatever size
     if found.cost is None or not found.cost.modeled:
         return RowCost(None, found.op_class, found.reason if found.cost is None else _NO_DTYPES)
     return RowCost(found.cost, found.op_class, f"{_NO_DTYPES}: FLOPs alone", flops_alone=True, notes=found.notes)

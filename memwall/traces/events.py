@@ -93,7 +93,7 @@ class Activities:
 
 
 def in_order(starts: Sequence[float], numbers: Iterable[int], ties: Callable[[int], Any] | None = None) -> array[int]:
-    """Some rows by their start; those that begin together by ``ties``, else as they were.
+    """Some rows by their start; rows that begin together by ``ties``, else as they were.
 
     Blocks are sorted and merged: a list of all would take 36 bytes for each row, ten times the result.
     """

@@ -1,7 +1,7 @@
 """Profilers' names over six years: event categories, argument names, kernels that communicate, frames.
 
 Spellings are compared without case and punctuation: ``cpu_op`` and ``Operator`` are in the tables, ``"External id"``
-and ``"external id"`` are one entry. The names are those of Kineto's ``ActivityType`` and of the traces under test.
+and ``"external id"`` are one entry. The names are from Kineto's ``ActivityType`` and the traces under test.
 """
 
 from __future__ import annotations

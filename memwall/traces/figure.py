@@ -15,7 +15,7 @@ from memwall.report.figures.scene import Chart, stacked
 from memwall.traces.analysis import RowGroup, TraceAnalysis
 from memwall.traces.page_names import short_name
 
-#: drawn besides those that the trace uses
+#: drawn besides the pipes that the trace uses
 _ROOF = Pipe("vector", "float32")
 
 

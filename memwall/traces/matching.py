@@ -86,7 +86,7 @@ def _nearest(order: Sequence[int], low: int, high: int, starts: Sequence[float],
         return order[low] if high > low else -1
     begins = starts.__getitem__
     last = order[max(low, bisect_right(order, start + _SKEW_US, low, high, key=begins) - 1)]
-    return order[bisect_left(order, starts[last], low, high, key=begins)]  # the first of those that begin together
+    return order[bisect_left(order, starts[last], low, high, key=begins)]  # the first of the calls that begin together
 
 
 def _arrows_of(recording: Recording, calls: Sequence[int]) -> array[int]:

@@ -31,7 +31,7 @@ class Moments:
         self.thread, self.begin, self.end = array("i"), array("d"), array("d")
 
     def by_thread(self) -> dict[int, array[int]]:
-        """Thread -> its moments, in order of time; those of no known thread are left out."""
+        """Thread -> its moments, in order of time; moments of no known thread are left out."""
         threads: dict[int, array[int]] = {}
         for moment, thread in enumerate(self.thread):
             if thread >= 0:

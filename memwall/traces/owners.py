@@ -1,4 +1,4 @@
-"""The ops of a trace that matter: those that own a kernel, the ops around them and the forward ops of backward ones."""
+"""The ops of a trace that matter: ops that own a kernel, the ops around them and the forward ops of backward ones."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import re
 import memwall.report.columns as col
 from memwall.report.document import clean
 
-#: characters that a table shows at most, and those of the end, which has tiles and layouts
+#: characters that a table shows at most, and characters of the end, which has tiles and layouts
 _LONGEST, _END = 56, 20
 #: longer names of ops are written with the abbreviations that libraries use themselves
 _LONG_OP = 20

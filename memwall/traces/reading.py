@@ -218,7 +218,7 @@ def _nameless(ran: Sequence[TraceDevice]) -> list[str]:
 
 
 def _overlap_us(kernels: TraceKernels) -> float:
-    """Time by which rows overlap the next of their stream; those of one graph launch may run concurrently."""
+    """Time by which rows overlap the next of their stream; rows of one graph launch may run concurrently."""
     last: dict[tuple[int, int], float] = {}
     overlap = 0.0
     for number in range(len(kernels)):
@@ -265,7 +265,7 @@ _WHOLE_GPU = 0.9
 
 
 def _devices(properties: object, kernels_of: Mapping[int, int]) -> tuple[TraceDevice, ...]:
-    """The devices of ``deviceProperties`` and those that only kernels name, by index.
+    """The devices of ``deviceProperties`` and devices that only kernels name, by index.
 
     ROCm numbers a kernel's device among all agents of the machine and ``deviceProperties`` among visible GPUs; if all
     of these are of one kind, a device without properties is one of them.

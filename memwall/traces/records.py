@@ -84,7 +84,7 @@ class ColumnTable(Sequence[Item]):
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """Arguments that many events share: those of an op, or of a kernel."""
+    """Arguments that many events share: of an op, or of a kernel."""
 
     dims: tuple[Dims, ...] = ()
     types: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ class Detail:
 class TraceDevice:
     """A GPU of ``deviceProperties``, or one that only kernels name (then only ``index`` is known).
 
-    ``kernels`` counts those that ran on it: a trace lists all GPUs of the machine.
+    ``kernels`` counts the kernels that ran on it: a trace lists all GPUs of the machine.
     """
 
     SAVED: ClassVar = ("index", "name", "kernels")
@@ -372,7 +372,7 @@ class ProfilerStep:
 
 @dataclass(frozen=True, slots=True)
 class ProfilerTrace:
-    """A trace, linked. ``ops`` are those that own a kernel, and the ops around them, sorted by start."""
+    """A trace, linked. ``ops`` are the ops that own a kernel, and the ops around them, sorted by start."""
 
     path_name: str  # the file's name, without folders
     devices: tuple[TraceDevice, ...]

@@ -1,7 +1,7 @@
 """Which argument each recorded value of an op is: schemas as text, so that reading a trace needs no torch.
 
 A trace gives an op's name without its overload, and a list of values without names. ``schemas.txt`` holds the schemas
-of the ops of torch that have a cost formula (``tools/op_schemas.py`` writes it); those of other libraries are in
+of the ops of torch that have a cost formula (``tools/op_schemas.py`` writes it); schemas of other libraries are in
 :mod:`memwall.ops.schemas`.
 """
 
@@ -41,7 +41,7 @@ SCALAR_TYPES: Mapping[str, str] = {
 class Bound(NamedTuple):
     """A recorded call with its arguments by name.
 
-    ``places`` are the indices of the recorded values; ``out`` those of the results of an ``out=`` call.
+    ``places`` are the indices of the recorded values; ``out`` the indices of the results of an ``out=`` call.
     """
 
     op: TracedOp

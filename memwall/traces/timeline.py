@@ -15,7 +15,7 @@ from memwall.traces.records import Gaps, Ops, TraceKernels
 #: a call or an overhead explains a gap if it fills at least this share of it
 _EXPLAINS = 0.5
 
-#: most calls and ops examined for one gap, and those of them that began before it: a thread's calls hardly overlap, so
+#: most calls and ops examined for one gap, and how many of them began before it: a thread's calls hardly overlap, so
 #: one of the last few is the one that still ran
 _MOST_CALLS, _MOST_BEFORE = 1024, 8
 

@@ -3,7 +3,7 @@
 The record of ``triton_poi_fused_add_cos_sin_0`` holds the shapes of its pointers and, as the last values, how many
 elements it iterates over (``xnumel``, of a reduction ``rnumel`` too). Which pointer is read and which is written is not
 recorded, so each is counted once, and no more of it than the kernel iterates over: a tensor updated in place moves
-twice that, an indexed table no more. FLOPs are those of the ops in the kernel's name, each once for each element: a
+twice that, an indexed table no more. FLOPs are of the ops in the kernel's name, each once for each element: a
 lower bound, since a name lists what was fused but not how often.
 """
 

@@ -85,8 +85,8 @@ def _nested(value: object) -> tuple[Any, ...]:
 
 
 def _sizes(value: object) -> tuple[Any, ...]:
-    """The sizes of a tensor, or those of each tensor of a list; ``()`` for anything else, also for a mixture of both,
-    so that nothing is counted twice."""
+    """The sizes of a tensor, or the sizes of each tensor of a list; ``()`` for anything else, also for a mixture of
+    both, so that nothing is counted twice."""
     if not isinstance(value, list):
         return ()
     if any(isinstance(entry, list) for entry in value):

@@ -1,4 +1,4 @@
-"""What a replay must know of values: whether a block depends on any, and those that it was given and gives."""
+"""What a replay must know of values: whether a block depends on any, and which values go in and come out."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _copy(value: torch.Tensor) -> torch.Tensor:
 
 
 def give_values(recorder: Recorder, tensors: Sequence[torch.Tensor], values: Sequence[Known | None]) -> None:
-    """The results of a replayed block have the values of those of the block that it copies."""
+    """The results of a replayed block have the values that the results of the copied block have."""
     if recorder.known is not None and any(value is not None for value in values):
         with recorder.unrecorded():
             for tensor, known in zip(tensors, values, strict=True):

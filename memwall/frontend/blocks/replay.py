@@ -45,7 +45,7 @@ _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
 class Replayer:
-    """Replaces module calls (:mod:`memwall.frontend.torch.dispatch.origin`) and replays those that repeat."""
+    """Replaces module calls (:mod:`memwall.frontend.torch.dispatch.origin`) and replays calls that repeat."""
 
     def __init__(self, root: nn.Module, recorder: Recorder, autocast: CudaAutocast) -> None:
         self.recorder = recorder

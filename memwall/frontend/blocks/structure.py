@@ -134,7 +134,7 @@ def ties(module: nn.Module) -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def watch_numbers(module: nn.Module) -> Iterator[list[str]]:
-    """While open, layers cannot see their own numbers: the list names those that were read."""
+    """While open, layers cannot see their own numbers: the list names the numbers that were read."""
     hidden: dict[int, dict[str, int]] = {}
     parts = list(module.modules())
     for part in parts:

@@ -62,9 +62,9 @@ class BackwardTemplate:
 
 @dataclass
 class Template:
-    """How a block runs forward, and backward for each kind of incoming gradients. It writes those of its own tensors
+    """How a block runs forward, and backward for each kind of incoming gradients. It writes its own tensors
     that are numbered in ``written``. ``values`` are what is known of the tensors that it makes; where it depends on
-    values, those of its arguments and buffers must be ``given``."""
+    values, the values of its arguments and buffers must be ``given``."""
 
     forward: Segment
     outputs: tuple[Handed, ...]

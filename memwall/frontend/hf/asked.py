@@ -257,7 +257,7 @@ class AskedModel:
 
     @cached_property
     def image(self) -> tuple[int, int]:
-        """Height and width of an image: those asked for, else those of the configuration; to the nearest whole blocks
+        """Height and width of an image: as asked for, else as in the configuration; to the nearest whole blocks
         of what the tower takes together (smart_resize of image_processing_qwen2_vl.py)."""
         given = self.sizes.get("image")
         height, width = given or self._trained_image
@@ -334,7 +334,7 @@ class AskedModel:
 
     @property
     def samples(self) -> int:
-        """Samples of a waveform, a multiple of those that become a token."""
+        """Samples of a waveform, a multiple of the samples that become a token."""
         step = number(self.audio, "samples_per_token") or 1
         return _whole(float(self.sizes.get("seconds", SECONDS)) * self.sample_rate / step) * step
 

@@ -45,7 +45,7 @@ def cache_classes(parameter: inspect.Parameter) -> list[type]:
 
 
 def _classes(annotation: Any) -> list[type]:
-    """The classes that an annotation names, those of a union among them."""
+    """The classes that an annotation names, also in a union."""
     parts = typing.get_args(annotation)
     if parts:
         return [kind for part in parts for kind in _classes(part)]

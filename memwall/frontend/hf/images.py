@@ -52,7 +52,7 @@ def _patches(asked: AskedModel) -> Tensors:
 
 
 def _flat_patches(asked: AskedModel) -> Tensors:
-    """SigLIP 2 and LFM2-VL: the patches of each image in a row, a mask of those that are there, and the grid
+    """SigLIP 2 and LFM2-VL: the patches of each image in a row, a mask of patches that are there, and the grid
     (image_processing_siglip2.py)."""
     most = number(asked.vision, "num_patches") or number(asked.config, "max_num_patches") or 256
     side = int(most**0.5)
@@ -179,7 +179,7 @@ def _overlapping_crops(asked: AskedModel) -> Tensors:
 
 
 def _tiling(image: tuple[int, int], side: int, patch: int) -> tuple[int, int]:
-    """Crops along height and width: those that enlarge the image least, else those that reduce it least."""
+    """Crops along height and width: crops that enlarge the image least, else reduce it least."""
     window = (side - _SHARED) * patch
     tilings = sorted(
         ((down, across) for down in range(1, _MOST_CROPS + 1) for across in range(1, _MOST_CROPS // down + 1)),

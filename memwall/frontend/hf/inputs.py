@@ -65,7 +65,7 @@ def with_mask(asked: AskedModel, made: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _with_positions(asked: AskedModel, model: Callable[[], Any]) -> AskedModel:
-    """What is asked for, with the positions that are left where the first are those of padding, as in RoBERTa: a
+    """What is asked for, with the positions that are left where padding has the first ones, as in RoBERTa: a
     multiple of 8, as batches are padded to."""
     from torch.nn import Embedding
 
@@ -174,7 +174,7 @@ def _with_tokens(asked: AskedModel, made: dict[str, Tensor], model: Callable[[],
 
 
 def _without_part(asked: AskedModel, made: dict[str, Tensor], part: _Tokens, why: str, note: Note) -> dict[str, Tensor]:
-    """The inputs without those of a part that cannot be run; a UsageError where forward needs them."""
+    """The inputs, but for inputs of a part that cannot be run; a UsageError where forward needs them."""
     if part.input in asked.required:
         raise UsageError(f"{asked.model.__name__} needs its {part.name} tower, which cannot be run: {why}")
     note(f"{part.name} tower not run: {why}")

@@ -106,7 +106,7 @@ def _series(steps: Size) -> Make:
 
 
 def _codes(asked: AskedModel) -> Tensor:
-    """Ids of the decoder: those of text, or for several codebooks a row for each."""
+    """Ids of the decoder: ids of text, or for several codebooks a row for each."""
     decoder = getattr(asked.config, "decoder", getattr(asked.config, "decoder_config", None))
     books, channels = number(decoder, "num_codebooks") or 1, number(decoder, "num_channels")
     vocabulary = number(decoder, "vocab_size") or asked.vocabulary

@@ -238,7 +238,7 @@ def _bits(found: Mapping[str, Any], method: str) -> float | None:
 
 
 def _weights(module: Any, kept: tuple[str, ...]) -> Iterator[Any]:
-    """The weights that are quantised: those of linear layers and experts, but the head and what is listed."""
+    """The weights that are quantised: weights of linear layers and experts, but the head and what is listed."""
     from torch import nn
 
     embeddings = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}

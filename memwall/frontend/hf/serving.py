@@ -30,7 +30,7 @@ _STARTED = 4
 
 
 class CachedStep:
-    """A step with a cache: its inputs, or those of the call before it and what follows from its output.
+    """A step with a cache: its inputs, or the inputs of the call before it and what follows from its output.
 
     The prompt of a model with an encoder of text is what the encoder reads, from which the decoder begins with one
     token; where the encoder reads sound, the prompt is that of the decoder.

@@ -200,7 +200,7 @@ class HloWalk(Sheet):
         return self.run(self.program.computations[named[taken]], [operands[1 + taken]])
 
     def work_of(self, name: str) -> int:
-        """Elements that a computation makes and what it calls, those that products sum over among them."""
+        """Elements that a computation and what it calls make, with the elements that products sum over."""
         if name in self._work:
             return self._work[name]
         total, computation = 0, self.program.computations[name]

@@ -1,4 +1,4 @@
-"""XLA's names → those of ``jax.lax``, and of a program's own names what they say: module, phase, recomputation.
+"""XLA's names → names of ``jax.lax``, and of a program's own names what they say: module, phase, recomputation.
 
 Operations are named as in HLO, with ``_`` for ``-``, which is mostly as in StableHLO too.
 """

@@ -69,7 +69,7 @@ class HloStep:
         return next((COMBINED[inner.opcode] for inner in self._called if inner.opcode in COMBINED), "")
 
     def extreme(self) -> str:
-        """``argmax`` or ``argmin``, where it reduces elements and their places to those of an extreme."""
+        """``argmax`` or ``argmin``, where it reduces elements and their places to an extreme and its place."""
         directions = [inner.attributes["direction"] for inner in self._called if inner.opcode == "compare"]
         return extreme_of([inner.opcode for inner in self._called], directions)
 

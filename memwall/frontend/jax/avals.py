@@ -9,7 +9,7 @@ import numpy as np
 
 
 def shape_of(aval: Any) -> tuple[tuple[int, ...], str]:
-    """Shape and dtype of an array; of keys those of their words, of a token none."""
+    """Shape and dtype of an array; of keys the shape and dtype of their words, of a token none."""
     dtype = getattr(aval, "dtype", None)
     shape = tuple(getattr(aval, "shape", ()))
     base = getattr(getattr(dtype, "_impl", None), "key_shape", None)
@@ -27,7 +27,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 def plain_parameters(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a primitive as plain JSON types; those that are none, such as functions, are left out."""
+    """The parameters of a primitive as plain JSON types; all others, such as functions, are left out."""
     found = {}
     for name, value in params.items():
         plain = _plain(value)

@@ -78,7 +78,7 @@ def _split(model: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _completed(function: Callable[..., Any], own: int, fixed: Any) -> Callable[..., Any]:
-    """A function of arrays alone: the first ``own``, and those that the fixed arguments, positional and named, lack."""
+    """A function of arrays alone: the first ``own``, and what the fixed arguments, positional and named, lack."""
 
     def of_arrays(*arrays: Any, **named: Any) -> Any:
         positional, keywords = _combine((arrays[own:], named), fixed)

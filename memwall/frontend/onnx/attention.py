@@ -52,8 +52,8 @@ def attend(node: Node, operands: Sequence[int], mask: int | None = None, causal:
 
 
 def kept(node: Node, new: int, past: int, output: int) -> tuple[int, OnnxTensor]:
-    """New keys or values [batch, tokens, heads, size] behind those of earlier steps (an operand): what the kernel
-    reads, and the output that keeps them, [batch, heads, tokens, size]."""
+    """New keys or values [batch, tokens, heads, size] behind the keys or values of earlier steps (an operand): what the
+    kernel reads, and the output that keeps them, [batch, heads, tokens, size]."""
     place = output < len(node.made) and node.made[output] is not None
     if not place and not node.has(past):
         return new, OnnxTensor((), "bool")

@@ -40,7 +40,7 @@ def _node(to: BodyWriter, proto: Any, operands: Sequence[OnnxTensor | None]) -> 
 
 
 def nodes_in(graph: Any) -> int:
-    """Nodes of a graph, those of bodies within included."""
+    """Nodes of a graph, with the nodes of bodies within."""
     return sum(1 + sum(nodes_in(item.g) for item in node.attribute if item.HasField("g")) for node in graph.node)
 
 
@@ -131,7 +131,7 @@ def _stacks(
 
 
 def _empty(node: Node, output: Any) -> OnnxTensor:
-    """What no trip has added to: its rank and dtype are those that the body says."""
+    """What no trip has added to: its rank and dtype are as the body says."""
     kind = output.type.tensor_type
     if kind.elem_type not in DTYPES:
         raise node.wrong(f"it makes no trip, and its body does not say of what kind {output.name!r} is")

@@ -1,7 +1,7 @@
 """A model's nodes in order → what a :class:`memwall.frontend.writing.GraphWriter` holds.
 
-- Each node's shapes are those that ONNX infers from the sizes and numbers known by then (``infer_node_outputs``), or of
-  com.microsoft's ops, which have no inference, those of :mod:`.contrib`.
+- Each node's shapes are what ONNX infers from the sizes and numbers known by then (``infer_node_outputs``), or of
+  com.microsoft's ops, which have no inference, what :mod:`.contrib` says.
 - What shapes are computed from (Shape, Gather, Concat, Range of known numbers) is folded by ONNX's reference evaluator,
   up to :data:`FOLDED` elements; runtimes fold constants before a run too.
 - What weights alone make is computed before the step, as ONNX Runtime and TensorRT do, except for weights that are
@@ -98,7 +98,7 @@ class Importer:
         """The outputs of a node, known or written."""
         if proto.op_type in ("Constant", "Shape", "Size"):
             numbers = _constant(proto, operands)
-            if numbers is not None:  # the sizes of symbols are those of a run
+            if numbers is not None:  # the sizes of symbols are a run's
                 return [replace(_known(numbers, proto.op_type == "Constant" or self.model.is_static), role="parameter")]
         op = f"{domain_of(proto)}.{proto.op_type}"
         if op not in ROWS and (body := self._body(proto, operands)) is not None:

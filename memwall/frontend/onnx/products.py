@@ -112,7 +112,7 @@ def einsum(node: Node) -> list[OnnxTensor]:
 
 
 def _product(node: Node, values: tuple[int, int], terms: tuple[str, str, str], sizes: Mapping[str, int]) -> int:
-    """The batched product of two operands, whose axes and those of the result are letters."""
+    """The batched product of two operands, whose axes are letters, as the result's are."""
     left, right, result = terms
     batch = [c for c in result if c in left and c in right]
     rows = [c for c in result if c in left and c not in right]

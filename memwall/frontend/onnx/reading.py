@@ -42,7 +42,7 @@ class OnnxModel:
 
 
 def read_model(path: Path, dims: Mapping[str, int]) -> OnnxModel:
-    """The model of a file, its symbolic sizes those of ``dims``.
+    """The model of a file, its symbolic sizes from ``dims``.
 
     Raises:
         UsageError: it is no ONNX file, its opset is too old or too new, or a symbol has no size.

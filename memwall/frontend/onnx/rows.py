@@ -1,4 +1,5 @@
-"""The ops of ai.onnx: node → aten calls. A row is a function of the node; :func:`call` makes those that are one call.
+"""The ops of ai.onnx: node → aten calls. A row is a function of the node; :func:`call` makes the rows that are one
+call.
 
 Reshape, Transpose, Squeeze, Slice, Split, Expand and what else strides can say are views, as in torch: TensorRT and
 ONNX Runtime fold most of them into the kernels around, and a kernel that needs its operand in one piece copies it.
@@ -136,7 +137,8 @@ def softsign(node: Node) -> list[OnnxTensor]:
 
 
 def _named(**names: tuple[str, Any]) -> Attributes:
-    """Attributes of a call from those of the node: ``alpha=("negative_slope", 0.01)`` with the default of ONNX."""
+    """Attributes of a call from the attributes of the node: ``alpha=("negative_slope", 0.01)`` with the default of
+    ONNX."""
     return lambda node: {to: node.attributes.get(name, default) for name, (to, default) in names.items()}
 
 

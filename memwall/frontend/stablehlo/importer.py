@@ -173,7 +173,7 @@ class StablehloImporter:
         return Held(self.writer.view(source, *view))
 
     def _op(self, name: str, op: Any, operands: Sequence[Held], said: dict[str, Any], used: bool = False) -> list[Held]:
-        """An op on those operands that are arrays, into new ones of all results, or of those that are ``used``."""
+        """An op on those operands that are arrays, into new ones of all results, or of the ``used`` ones."""
         primitive = name.partition(".")[2]
         if primitive in _ON_ARRAYS:
             for each, operand in zip(operands, op.operands, strict=False):
@@ -344,7 +344,7 @@ class StablehloImporter:
 
 
 def _work_in(region: Any) -> int:
-    """Elements that the operations of a region make, those within them included and those that products sum over."""
+    """Elements that the operations of a region make, also within them, with the elements that products sum over."""
     total = 0
     for each in (each.operation for block in region.blocks for each in block.operations):
         made = sum(prod(result.type.shape) for result in each.results if isinstance(result.type, ir.RankedTensorType))
@@ -372,7 +372,7 @@ def _number(op: Any) -> float | None:
     return float(item.value) if isinstance(item, ir.IntegerAttr | ir.FloatAttr | ir.BoolAttr) else None
 
 
-#: dialects whose operations are known; those of others are kept under their names
+#: dialects whose operations are known; operations of others are kept under their names
 _DIALECTS = frozenset(("stablehlo", "chlo", "func", "sdy"))
 #: primitives that pass a number on
 _PASSED = frozenset(("reshape", "broadcast_in_dim", "slice", "transpose"))

@@ -133,5 +133,5 @@ def _artifact(path: Path, data: bytes) -> Any:
             f"{path} is neither StableHLO (text or bytecode) nor what jax.export serializes, or is cut short"
         ) from error
     if any(not isinstance(size, int) for size in sizes):
-        raise UsageError(f"{path} was exported with symbolic sizes; export it with those of the inputs that are meant")
+        raise UsageError(f"{path} was exported with symbolic sizes; export it with sizes of the inputs that are meant")
     return found

@@ -1,6 +1,6 @@
 """A target that is written out: ``mm(bf16[4096,8192], bf16[8192,4096])``; statements of torch's ops on shapes.
 
-What a string may say is decided before anything runs, because programs write them too: names are those of inputs
+What a string may say is decided before anything runs, because programs write them too: names are of inputs
 (``DTYPE[SIZE, ...]``), of earlier statements, and of functions of :mod:`torch`, ``F`` and ``aten`` that torch lists as
 ops, and of its functions that fill a tensor; attributes are a tensor's. Nothing else of Python is there.
 """
@@ -158,7 +158,7 @@ class _Statements(ast.NodeTransformer):
         self.text = text
         self.inputs: list[InputSpec] = []
         self._names: set[str] = set()
-        self._numbers: dict[str, Any] = {}  # of the names, those of numbers
+        self._numbers: dict[str, Any] = {}  # of the names, names of numbers
         self._known: dict[str, Any] = {}  # names in the code → functions and dtypes
 
     def function(self) -> Callable[..., Any]:

@@ -47,7 +47,7 @@ def computed(name: str, left: Any, right: Any) -> Any:
 
 
 def listed(items: list[Any] | tuple[Any, ...]) -> list[Any] | tuple[Any, ...]:
-    """A list of an expression. Raises UsageError: it has too many items, those of lists in it among them."""
+    """A list of an expression. Raises UsageError: it has too many items, counted with the items of lists in it."""
     if _leaves(items) > MOST_ITEMS:
         raise UsageError(f"a list in an expression has at most {MOST_ITEMS:,} items")
     return items
@@ -80,7 +80,7 @@ class Restraint(compat.TorchDispatchMode):
         numbers = _numbers((*args, *kwargs.values())) * math.prod(on_host)
         if numbers > _MOST_NUMBERS:
             if (on_host and "device" not in named) or name == "bincount":
-                raise UsageError(f"{name} makes more than {_MOST_NUMBERS:,} numbers of those that are written out")
+                raise UsageError(f"{name} makes more than {_MOST_NUMBERS:,} numbers that are written out")
             if not tensors and "device" in named:
                 kwargs = {**kwargs, "device": torch.device("meta")}
         return func(*args, **kwargs)

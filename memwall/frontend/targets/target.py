@@ -99,7 +99,7 @@ def named(
     ``given`` are some of :data:`memwall.frontend.targets.sizes.SIZES`, such as ``batch`` and ``seq``; they are passed
     to the file's functions that take them; ``input_specs`` are strings such as
     ``f32[8,3,224,224]`` and replace the file's inputs. In training ``hf:`` passes labels; in prefill and decode the
-    inputs are those of a step with a cache. While the file is loaded, ``torch.cuda`` answers as with ``gpu``, and what
+    inputs are of a step with a cache. While the file is loaded, ``torch.cuda`` answers as with ``gpu``, and what
     is put on CUDA stays on the host; None: as this machine does. ``dims`` are the symbolic sizes of an ONNX file.
 
     Raises:

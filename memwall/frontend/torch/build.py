@@ -48,7 +48,7 @@ class BuiltModule(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Arguments of the forward call, all tensors among them and inside them, by name, the names of those that a cache
+    """Arguments of the forward call, all tensors among them and inside them, by name, the names of tensors that a cache
     of keys and values holds, and what forward calls its positional arguments, where that is known."""
 
     args: tuple[Any, ...]
@@ -93,8 +93,8 @@ def build_inputs(
     names: Sequence[str] = (),
 ) -> Inputs:
     """Copies of the arguments whose tensors are on ``device``, caches inside any object among them, floating ones in
-    ``dtype`` if given; on ``meta`` the values of integers, booleans and single numbers are ``known``; ``names`` are
-    those of positional arguments. A UsageError where the caller's function raises, or returns neither tensors, a tuple,
+    ``dtype`` if given; on ``meta`` the values of integers, booleans and single numbers are ``known``; ``names`` are the
+    names of positional arguments. A UsageError where the caller's function raises, or returns neither tensors, a tuple,
     a list nor a mapping. Random numbers follow seed 0, on ``meta`` as on the host."""
     inputs = source
     if callable(source):

@@ -311,7 +311,7 @@ class RecordedStep:
         return result
 
     def _mark_gradients(self) -> None:
-        """The gradients that the step leaves behind: those of parameters, and of inputs that require one; and the
+        """The gradients that the step leaves behind: of parameters, and of inputs that require one; and the
         buckets that they are sent in, if they are no parts of these."""
         for name, bucket in buckets_of(self.module):
             self.recorder.set_role(bucket, "buffer", name)

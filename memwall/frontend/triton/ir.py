@@ -40,7 +40,7 @@ class IrBlock:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation: ``text`` is what stands between its name and its types, ``types`` are those that it states, in
+    """One operation: ``text`` is what stands between its name and its types, ``types`` are what it states, in
     order, the results' last. ``place`` is the user's line, as ``path:line``."""
 
     name: str

@@ -23,7 +23,7 @@ _WITHOUT_TMA = 80
 _DEFAULT = "sm_90"
 #: characters of a compiler's message that are shown
 _SHOWN = 300
-#: options of a launch that have a field of their own, and those that change none of the kernel's code
+#: options of a launch that have a field of their own, and options that change none of the kernel's code
 _STATED, _NO_CODE = ("num_warps", "num_stages", "num_ctas"), ("debug", "ir_override")
 
 

@@ -1,4 +1,4 @@
-"""What a reading of a kernel has counted so far; those of parts of the programs add up."""
+"""What a reading of a kernel has counted so far; readings of parts of the programs add up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECTOR_BYTES = 32
 @dataclass
 class Access:
     """One operation on memory, over all programs: ``what`` is ``read``, ``write`` or ``atomic``; ``argument`` is empty
-    where the kernel loads the address. ``elements`` are all that are asked for, ``sectors`` those that each program
+    where the kernel loads the address. ``elements`` are all that are asked for, ``sectors`` are what each program
     touches each time, of the elements that were looked at (``sampled``). ``at_most``: data decides whether it touches
     all of ``runs``."""
 
@@ -54,7 +54,7 @@ class DotCount:
 
 @dataclass
 class Ledger:
-    """FLOPs by kind and pipe, those of whole blocks too; accesses by operation and argument, products by operation;
+    """FLOPs by kind and pipe, also of whole blocks; accesses by operation and argument, products by operation;
     notes."""
 
     flops: Counter[tuple[str, Pipe]] = field(default_factory=Counter)

@@ -49,7 +49,7 @@ def touched(
     terms: Sequence[Array], keys: Sequence[Array], conditions: Sequence[Array], sizes: Sequence[int]
 ) -> Touched:
     """The elements at ``sum(terms)`` where all conditions hold; where there are ``keys`` too, as many as there are
-    different pairs of these and terms. ``sizes`` are those of the axes.
+    different pairs of these and terms. ``sizes`` are the sizes of the axes.
 
     Raises:
         Apart: programs have to be looked at apart.
@@ -87,7 +87,7 @@ def _of(some: Sequence[Array], group: Sequence[Array]) -> list[Array]:
 
 
 def _apart(arrays: Sequence[Array]) -> list[tuple[set[int], list[Array]]]:
-    """The arrays in groups that share no axis, each with its axes; those of one number are in groups of their own."""
+    """The arrays in groups that share no axis, each with its axes; arrays of one number are in groups of their own."""
     groups: list[tuple[set[int], list[Array]]] = []
     for array in arrays:
         axes, some = {axis for axis, size in enumerate(array.shape) if size > 1}, [array]

@@ -28,7 +28,7 @@ class LaunchRead:
 
 class Reading:
     """A reading over some programs. ``rough``: what does not fit in memory is not followed, instead of read in parts.
-    ``sizes`` are those of the axes of programs and loops, ``active`` conditions under which what is read runs, and
+    ``sizes`` are of the axes of programs and loops, ``active`` conditions under which what is read runs, and
     ``by_data`` says that data decides it too."""
 
     def __init__(self, asked: LaunchRead, programs: Array, structures: Mapping[str, Structure], *, rough: bool) -> None:
@@ -155,7 +155,7 @@ class Reading:
         return counted([*outer, *(lifted(c, rank, self.depth) for c in conditions)], [*self.sizes, *shape])
 
     def spend(self, work: str, kind: Type, flops: int, live: Sequence[Array], pipe: Pipe | None = None) -> None:
-        """Count FLOPs for each element of a block, those of what was loaded and those of the whole block."""
+        """Count FLOPs for each element of a block, of what was loaded, and of the whole block."""
         if not self.counting or not flops:
             return
         pipe = pipe or Pipe("vector", "float64" if kind.element == "f64" else "float32")

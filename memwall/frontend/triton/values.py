@@ -1,7 +1,7 @@
 """What a program of a kernel knows of a value: integers and pointers exactly, over all programs at once; of what it
 loads only what decides it.
 
-Arrays have an axis for the programs, one for each loop around, and then those of the block, each of its full size or 1.
+Arrays have an axis for the programs, one for each loop around, and then the block's axes, each of its full size or 1.
 An integer is a sum of such arrays, its terms, which stay apart: ``pid * 128 + arange(128)`` of a thousand programs is
 an array of as many numbers and one of 128, and the address of an element of a matrix an array for each axis. A
 condition is a product of arrays, all of which must hold. What depends on data has ``keys`` instead: equal keys mean an
@@ -107,7 +107,7 @@ def size_of(arrays: Iterable[Array]) -> int:
 
 
 def summed(terms: Iterable[Array]) -> tuple[Array, ...]:
-    """Terms with those of equal shape added."""
+    """Terms, where terms of equal shape are added."""
     found: dict[tuple[int, ...], Array] = {}
     for term in terms:
         found[term.shape] = found[term.shape] + term if term.shape in found else term

@@ -29,7 +29,7 @@ _READS, _WRITES = ("read", "atomic"), ("write", "atomic")
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a tensor argument has: bytes of its elements, those of its storage, and where it begins there. Arguments
+    """What a tensor argument has: bytes of its elements and of its storage, and where it begins there. Arguments
     with the same number as ``storage`` share one; a negative one is shared by none."""
 
     nbytes: int
@@ -118,7 +118,7 @@ def _room_of(access: Access, rooms: Mapping[str, Room]) -> Room | None:
 
 
 def _touched(accesses: Sequence[Access], rooms: Mapping[str, Room]) -> int:
-    """Different bytes that some operations touch, those of one storage once."""
+    """Different bytes that some operations touch; bytes of one storage count once."""
     memory: dict[object, list[Access]] = {}
     for access in accesses:
         room = _room_of(access, rooms)
@@ -145,7 +145,7 @@ def _in_one(accesses: Sequence[Access], rooms: Mapping[str, Room]) -> int:
 
 
 def _inside(access: Access, room: Room | None, starts: Array, ends: Array) -> Runs:
-    """Runs of bytes; of an access of which data decides how much it touches, those that the storage has."""
+    """Runs of bytes; of an access whose extent data decides, no more than the storage has."""
     if room is None or not access.at_most:
         return starts, ends
     kept = (starts < room.stored_bytes) & (ends > 0)

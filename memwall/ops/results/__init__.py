@@ -39,7 +39,7 @@ def results_of(call: Recorded) -> Specs:
 
 
 def attributes_of(call: Recorded) -> dict[str, Any]:
-    """The values of a call by name, those that formulas read; where one was not recorded, what counts least."""
+    """The values of a call that formulas read, by name; where one was not recorded, what counts least."""
     known: dict[str, Any] = {"allow_tf32": call.allow_tf32}
     for name in call.defaults:
         if name != "allow_tf32" and (value := call.value(name)) is not None:

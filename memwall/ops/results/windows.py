@@ -54,7 +54,7 @@ def convolution(call: Recorded) -> Specs:
 
 
 def same_layout(data: TensorSpec, shape: tuple[int, ...]) -> Specs:
-    """A tensor of the shape with its channels last, where those of the data are."""
+    """A tensor of the shape with its channels last, where the data's are."""
     rank = len(shape)
     if rank < 4 or data.is_contiguous or data.strides[1] != 1:
         return ()

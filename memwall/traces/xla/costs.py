@@ -1,7 +1,7 @@
 """What an instruction of HLO must do on a GPU or TPU: as its program says, else as the trace itself does.
 
 A kernel costs what it does under policy ``xla``: the bytes that cross the border of its fusion, and the FLOPs of all in
-it. A trace of a TPU has FLOPs and the instruction's text: the bytes are then those of operands and results in DRAM, and
+it. A trace of a TPU has FLOPs and the instruction's text: the bytes are then of operands and results in DRAM, and
 no more than the trace counts, since a fusion may read a part of an operand.
 """
 
@@ -105,7 +105,7 @@ def _said(op: TracedOp) -> RowCost:
     dtype = op.types[0] if op.types else "float32"
     pipe = Pipe("tensor", dtype) if op_class == "contraction" else Pipe("vector", "float32")
     work = {pipe: flops} if flops > 0 else {}
-    notes = ("FLOPs are the trace's, bytes those of its operands and results",)
+    notes = ("FLOPs are the trace's, bytes are its operands' and results'",)
     launch = Plain(read_bytes=read, write_bytes=written, flops=work)
     return RowCost(Cost(work, read, written, launches=(launch,)), op_class, may_read_less=True, notes=notes)
 

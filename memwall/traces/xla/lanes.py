@@ -2,7 +2,7 @@
 
 Of a GPU the streams count (``Stream #13(Compute)``), of a TPU the lane ``XLA Ops``, in which loops, branches and calls
 lie around what they run and are left out; of the host the calls of the driver, the steps and what a thread runs. Lanes
-that XLA derives from these are skipped. The fields are those of ``cupti_collector.cc``, ``xplane_schema.cc`` and
+that XLA derives from these are skipped. The fields are as in ``cupti_collector.cc``, ``xplane_schema.cc`` and
 ``xplane_to_trace_events.cc`` of XLA; of ``.trace.json`` all values are texts.
 """
 
@@ -175,7 +175,7 @@ class XlaLanes:
         runs.names.append(str(event.get("name")))
 
     def _step(self, lane: XLane, event: dict[str, Any], said: Mapping[str, Any]) -> None:
-        """A step as a device has it; those of one device count, where the host marks none."""
+        """A step as a device has it; steps of one device count, where the host marks none."""
         first = self._steps[0][0] if self._steps else str(event.get("pid"))
         start, duration = time_us(event.get("ts")), time_us(event.get("dur"))
         if str(event.get("pid")) == first and start is not None and duration is not None:

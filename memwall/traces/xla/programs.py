@@ -49,7 +49,7 @@ class TracedProgram:
 
     @cached_property
     def _instructions(self) -> Mapping[str, tuple[HloComputation, HloInstruction]]:
-        """By name those that may launch something."""
+        """Instructions that may launch something, by name."""
         found: dict[str, tuple[HloComputation, HloInstruction]] = {}
         waiting = [self.module.entry]
         while waiting:

@@ -40,7 +40,7 @@ class XlaRecording:
 
 
 def read_xla(path: str | os.PathLike[str], hlo: str | None = None) -> XlaRecording:
-    """Read ``.xplane.pb`` or ``.trace.json(.gz)``. Of the JSON, devices and programs are those of the XSpace beside it.
+    """Read ``.xplane.pb`` or ``.trace.json(.gz)``. Of the JSON, devices and programs are the XSpace's beside it.
 
     Args:
         hlo: a dump of XLA, a file or a folder; else the programs of the XSpace count, else a dump beside the file.

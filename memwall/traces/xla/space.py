@@ -1,7 +1,7 @@
 """An XSpace (``tsl/profiler/protobuf/xplane.proto``): planes (a device, the host), their lines, and events on these.
 
 What events share (their name, a TPU's FLOPs and bytes) is stated once, as metadata of the plane; its stats come before
-those of the event itself. Times are picoseconds since the line's begin.
+the stats of the event itself. Times are picoseconds since the line's begin.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from memwall.core.errors import UsageError
 from memwall.traces.xla.wire import Damaged, Piece, double, fields, signed, text
 
 _NS_PER_US, _PS_PER_US = 1e3, 1e6
-#: most texts that are kept decoded, and the bytes of a stat of one at most: most events repeat those of others
+#: most texts that are kept decoded, and the bytes of a stat of one at most: most events repeat the texts of others
 _MOST_KNOWN, _SHORT = 1 << 16, 64
 
 
@@ -79,7 +79,7 @@ class XPlane:
         return {}
 
     def kinds(self) -> Iterator[EventKind]:
-        """All kinds of events, also those of which there is none."""
+        """All kinds of events, also kinds without an event."""
         return map(self.kind, self._kind_of)
 
     def kind(self, number: int) -> EventKind:

@@ -1,7 +1,7 @@
 """CUDA's autocast policy on tensors that have no autocast of their own.
 
 ``meta`` tensors carry no autocast key and a CPU build disables ``torch.autocast("cuda")``; so the AutocastCPU key is
-enabled for them, with CUDA's lists. The lists are those of ATen/autocast_mode.h (torch 2.11 to 2.13).
+enabled for them, with CUDA's lists. The lists are as in ATen/autocast_mode.h (torch 2.11 to 2.13).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from memwall.core import compat
 from memwall.hardware.torch_versions import TorchVersion
 
-#: those that pad by a word reach "convolution" on CUDA; the CPU has autocast kernels of their own for them
+#: convolutions that pad by a word reach "convolution" on CUDA; the CPU has autocast kernels of their own for them
 _LOWER_PRECISION = (
     "conv1d.padding", "conv2d.padding", "conv3d.padding",
     "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input",

@@ -26,7 +26,7 @@ _KEYS = {"meta": ("AutogradMeta", "Meta"), "cpu": ("AutogradCPU", "CPU")}
 class CudaForms:
     """Context manager: while open, calls on ``recorder.device`` take their CUDA form.
 
-    Opaque ops (those that torch has no shape function for) are recorded by name; so is attention, whose kernels depend
+    Opaque ops (for which torch has no shape function) are recorded by name; so is attention, whose kernels depend
     on the GPU (:mod:`memwall.ops.sdpa`), unless it ``decomposes``: then it is recorded as the kernels of one GPU and
     version of torch, ``attention``. ``note`` is called with an assumption whenever one is made.
     """
@@ -388,7 +388,7 @@ def _several(computed: Any) -> tuple[torch.Tensor, ...]:
 
 class Real(torch.autograd.Function):
     """An op recorded under another name than that of the kernel that computes it, and its backward likewise. Its
-    results are those of ``compute(*inputs)``, followed by what only CUDA's kernel writes."""
+    results are what ``compute(*inputs)`` returns, followed by what only CUDA's kernel writes."""
 
     @staticmethod
     def forward(

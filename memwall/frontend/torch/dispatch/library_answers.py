@@ -155,7 +155,7 @@ def _ask(
 
 
 def _holders(module: ModuleType | None, path: str, asking: list[ModuleType]) -> list[tuple[Any, str, Any]]:
-    """Where a function is held: a class, or its module and those that imported it by name; each with its key."""
+    """Where a function is held: a class, or its module and modules that imported it by name; each with its key."""
     owner, _, key = path.rpartition(".")
     if owner:
         holder = getattr(module, owner, None)

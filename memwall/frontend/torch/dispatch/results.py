@@ -1,7 +1,7 @@
 """What ops return on ``meta``, worked out once for each kind of call.
 
 torch's shape functions are Python for the most part: some take a millisecond. The look of a result follows from the
-look of the arguments, so an equal call gets tensors like those of the first.
+look of the arguments, so an equal call gets tensors like the first call's.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def ctc_loss_of_lists(
     reduction: int = 1,
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """With lengths as lists, which a GPU's run copies to the host; those that are not known are the padded ones, which
+    """With lengths as lists, which a GPU's run copies to the host; unknown lengths are the padded ones, which
     ``note`` is told."""
     longest = targets.shape[1] if targets.dim() == 2 else targets.numel() // max(target_lengths.numel(), 1)
     lists = []
@@ -376,8 +376,8 @@ _LIBRARIES: Mapping[str, Shape] = {
 
 
 def _library_functions() -> dict[str, Shape]:
-    """Shape functions of other libraries' ops that are loaded and have none: those that only write their arguments, and
-    those whose results a trace's reader derives too."""
+    """Shape functions of other libraries' ops that are loaded and have none: of ops that only write their arguments,
+    and of ops whose results a trace's reader derives too."""
     found = {}
     for name, versions in library_schemas().items():
         if name.startswith(("aten::", "autograd_function::")) or not _lacks(name, "Meta"):

@@ -26,13 +26,13 @@ _IDS = count(1)
 class Streams:
     """The streams of one trace. Ops are numbers in the order in which they are issued."""
 
-    #: those of the trace that is running; what is asked outside of one concerns none
+    #: the streams of the trace that is running; what is asked outside of one concerns none
     active: ClassVar[Streams]
 
     def __init__(self) -> None:
         self.current = 0
         self.issued = 0
-        #: streams are numbered as ops come to them; those of process groups have ids below 0
+        #: streams are numbered as ops come to them; streams of process groups have ids below 0
         self._numbers = {0: 0}
         self._last: dict[int, int] = {}
         self._stream_of: dict[int, int] = {}
@@ -85,7 +85,7 @@ class Streams:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """While open, messages in and out run next to each other, as those of one group of NCCL's do."""
+        """While open, messages in and out run next to each other, as the messages of one group of NCCL's do."""
         self.in_batch = True
         try:
             yield

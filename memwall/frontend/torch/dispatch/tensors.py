@@ -58,7 +58,7 @@ def is_freed(tensor: torch.Tensor) -> bool:
 
 def accumulator_hooks(tensor: torch.Tensor) -> list[Callable[..., Any]]:
     """What a program wants to be called when a leaf's gradient is added up, by hooks on the node that adds it
-    (``p.expand_as(p).grad_fn.next_functions[0][0].register_hook``). A node tells those that it has to one more."""
+    (``p.expand_as(p).grad_fn.next_functions[0][0].register_hook``). A node tells its hooks to one more."""
     adds_up = tensor.requires_grad and not is_wrapper(type(tensor)) and not is_freed(tensor)
     if not adds_up or compat.is_view(tensor) or not tensor.is_leaf or tensor.is_inference():
         return []  # a tensor made under inference mode has no node

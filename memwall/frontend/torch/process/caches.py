@@ -1,5 +1,5 @@
-"""Tensors that functions remember (``functools.lru_cache``, ``functools.cache``): those of one trace are of no use to
-the next one, nor to the caller's own runs."""
+"""Tensors that functions remember (``functools.lru_cache``, ``functools.cache``): the tensors of one trace are of no
+use to the next one, nor to the caller's own runs."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _is_new(name: str, module: ModuleType) -> bool:
 
 
 def _caches_in(module: ModuleType) -> Iterator[Any]:
-    """Functions with a cache in a module and in its classes, also those that another function wraps."""
+    """Functions with a cache in a module and in its classes, also functions that another function wraps."""
     own = list(vars(module).values())
     classes = [item for item in own if isinstance(item, type) and item.__module__ == module.__name__]
     for item in (*own, *(item for kind in classes for item in vars(kind).values())):

@@ -2,7 +2,7 @@
 
 A model written for a GPU asks whether there is one, what it can do, makes streams and events, reads memory statistics.
 One table answers for the whole of torch.cuda: nothing is running, so events are over at once and no memory is in use;
-streams are those of :mod:`memwall.frontend.torch.dispatch.streams`. What a GPU's own numbers answer is noted, as the
+streams are from :mod:`memwall.frontend.torch.dispatch.streams`. What a GPU's own numbers answer is noted, as the
 graph then holds for that GPU alone.
 """
 

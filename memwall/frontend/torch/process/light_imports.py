@@ -48,7 +48,7 @@ class _StandIn(ModuleType):
         setattr(self.load(), name, value)
 
     def load(self) -> ModuleType:
-        """The real module, which takes this one's place; its members become those of whoever has this one. The other
+        """The real module, which takes this one's place; whoever has this one gets its members. The other
         stand-ins go too, so that what is loaded with it gets the real ones."""
         _remove_stand_ins()
         real = import_module(self.__name__)

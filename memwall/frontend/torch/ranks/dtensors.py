@@ -27,7 +27,7 @@ def deriving_shapes(recorder: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alike_once() -> Iterator[None]:
-    """While open, ops on many DTensors (``_foreach``) are decided once for those that are alike: torch compares each
+    """While open, ops on many DTensors (``_foreach``) are decided once for all that are alike: torch compares each
     with all, which for the optimizer of a large model takes longer than the rest of its trace."""
 
     def decided(propagate: Callable[..., Any], self: Any, schema: Any) -> Any:

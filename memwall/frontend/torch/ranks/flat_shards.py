@@ -94,7 +94,7 @@ def settle_flat_shards(module: nn.Module) -> None:
 
 
 def whole_elements(module: nn.Module, parameters: Iterable[torch.Tensor]) -> int:
-    """Elements of a module's parameters, those that flat ones keep on other ranks included."""
+    """Elements of a module's parameters, with what flat parameters keep on other ranks."""
     whole: dict[int, int] = {}
     handles = map(compat.flat_handle, _units(module))
     for flat in (handle.flat_param for handle in handles if handle is not None):

@@ -24,8 +24,8 @@ Rule = Callable[[Values, int, int, Mapping[str, Any]], Values | None]
 def handed(
     signature: Signature, values: Values, args: tuple, kwargs: Mapping[str, Any], shapes: Sequence[torch.Size]
 ) -> Values | None:
-    """The values of the tensors of ``shapes`` that a collective writes or returns, of those that it reads; None where
-    they do not follow or do not fit."""
+    """The values of the tensors of ``shapes`` that a collective writes or returns, from the values that it reads; None
+    where they do not follow or do not fit."""
     rule = _RULES.get(signature.name)
     if rule is None:
         return None

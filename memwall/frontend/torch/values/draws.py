@@ -1,4 +1,4 @@
-"""Random numbers whose values are known: those of a seeded generator on the host."""
+"""Random numbers whose values are known: numbers of a seeded generator on the host."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ def as_drawn(function: Callable[..., Any], args: Sequence[Any], options: Mapping
 
 class Draws:
     """Draws by calls on the host, in the order of a run with data. While the user's function makes the inputs they are
-    torch's own numbers, else those that follow seed 0. What was not needed is drawn before what is needed, unless a
-    seed was set since. ``missed``: as many were drawn before as activations say, so that those of a run differ."""
+    torch's own numbers, else numbers that follow seed 0. What was not needed is drawn before what is needed, unless a
+    seed was set since. ``missed``: as many were drawn before as activations say, so that the numbers of a run
+    differ."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -53,7 +54,7 @@ class Draws:
 
     @contextlib.contextmanager
     def in_order(self) -> Iterator[None]:
-        """While open, numbers are those that torch draws on the host."""
+        """While open, numbers are what torch draws on the host."""
         self._of_torch, self._waiting = True, []
         try:
             yield

@@ -97,7 +97,8 @@ class KnownValues(Shadows):
 
     def slices(self, name: str, arguments: Iterable[tuple[str, torch.Tensor]]) -> tuple[int, int] | None:
         """How many slices of an operand an op of :data:`SLICES` touches, and the fewest that it does in any run; None
-        where that is not known. Of places that no choice of activations gives, as those of tokens, it is not asked."""
+        where that is not known. Of places that no choice of activations gives, as the places of tokens, it is not
+        asked."""
         if name not in SLICES:
             return None
         argument, count = SLICES[name]

@@ -13,7 +13,7 @@ from memwall.frontend.torch.dispatch.tensors import is_freed, sparse_of, sparse_
 from memwall.frontend.torch.values.assumptions import Basis
 from memwall.frontend.torch.values.value_rules import MOST_OF_INTEGERS, distinct, is_small, is_uniform, once
 
-#: Bytes of shadows at which those of tensors that are gone are let go.
+#: Bytes of shadows at which shadows of tensors that are gone are let go.
 _SWEPT_BYTES = 1 << 28
 _HOST = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""How values pass through operators: tables of those that are not as most are."""
+"""How values pass through operators: tables of the operators that are not as most are."""
 
 from __future__ import annotations
 
@@ -211,10 +211,10 @@ def decides(truth: bool, value: torch.Tensor | None) -> bool:
 
 
 class ValueRule(NamedTuple):
-    """How values pass through an operator: the arguments (by position and name) that it reads and those that it writes;
-    whether it moves no data, whether its result or its result's shape depends on values, whether it draws random
-    numbers, whether it treats element by element, whether it reduces; whether its results are always new tensors;
-    whether it sends to other ranks."""
+    """How values pass through an operator: the arguments (by position and name) that it reads and the arguments that it
+    writes; whether it moves no data, whether its result or its result's shape depends on values, whether it draws
+    random numbers, whether it treats element by element, whether it reduces; whether its results are always new
+    tensors; whether it sends to other ranks."""
 
     reads: tuple[tuple[int, str], ...]
     writes: tuple[tuple[int, str], ...]
