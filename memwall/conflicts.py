@@ -17,7 +17,7 @@ from memwall.step import ATTENTION, Step
 
 
 def applying_policies(policies: Sequence[str], is_program: bool, name: str, *, beside: bool = False) -> Sequence[str]:
-    """The policies; of those that are asked for ``beside`` other targets the ones that a PyTorch module, or another
+    """The policies; of policies that are asked for ``beside`` other targets, the ones that a PyTorch module, or another
     program, can run under. Raises ``UsageError``: it cannot under one, or under none."""
     others = (*COMPILED, *REWRITING) if is_program else tuple(COMPILING)
     left = [policy for policy in policies if policy not in others]

@@ -239,10 +239,10 @@ def resimulate(
     """A saved profile on other GPUs; needs neither torch nor the model. ``cuda_graph``, ``host`` and
     ``cluster`` as for :func:`profile`; the host is the profile's own where none is named.
 
-    Attention runs in the kernels of each GPU. A record of an older memwall holds only those of the GPUs that it was
-    made for; :meth:`Profile.doubts` says where that matters.
+    Attention runs in the kernels of each GPU. A record of an older memwall holds only the kernels of the GPUs that it
+    was made for; :meth:`Profile.doubts` says where that matters.
     """
-    gpus = joined(asked_gpus(gpu, host, saved), cluster)  # those of an older record state no constants
+    gpus = joined(asked_gpus(gpu, host, saved), cluster)  # the GPUs of an older record state no constants
     known = [gpu if gpu.utilization or gpu.cpu else with_nearest_constants(gpu, stated()) for gpu in gpus]
     return _simulated(saved.on(known), known, policy_names(policy), cuda_graph)
 
@@ -357,8 +357,8 @@ def trace(*, name: str = "", attention: str = "flash", max_ops: int = 200_000) -
 
 
 def asked_gpus(gpu: Names, host: str | Path | Host | None = None, saved: Profile | None = None) -> list[Gpu]:
-    """The GPUs, those that are no CPU on the host that is named; else, where theirs is assumed, on the one that a saved
-    profile was made for."""
+    """The GPUs, which, but for CPUs, stand on the host that is named; else, where theirs is assumed, on the one that a
+    saved profile was made for."""
     names = [gpu] if isinstance(gpu, (str, Gpu, Path)) else list(gpu)
     if not names:
         raise UsageError("no GPU given; name one, or a list (memwall gpus lists them)")

@@ -1,8 +1,8 @@
 """A program of many GPUs: the ranks whose steps differ, each traced.
 
-The ranks of a pipeline differ in their stages. Each one's modules are built, which takes a moment, and those that are
-like another's (:mod:`memwall.frontend.torch.ranks.outlines`) are not traced. All ranks of a program without a pipeline
-are taken to do what the traced one does.
+The ranks of a pipeline differ in their stages. Each one's modules are built, which takes a moment, and ranks whose
+modules are like another's (:mod:`memwall.frontend.torch.ranks.outlines`) are not traced. All ranks of a program without
+a pipeline are taken to do what the traced one does.
 """
 
 from __future__ import annotations

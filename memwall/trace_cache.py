@@ -150,7 +150,7 @@ def _watch_files() -> None:
 
 @contextmanager
 def _files_read() -> Iterator[set[str]]:
-    """The user's files that are read within, and those of modules of the user's that are loaded already."""
+    """The user's files that are read within, and files of modules of the user's that are loaded already."""
     _watch_files()
     names: set[str] = set()
     _reading.append(names)

@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Wing:
-    """What a wing brings; modules are those of its folder, ``""`` is its front door."""
+    """What a wing brings; modules are in its folder, ``""`` is its front door."""
 
     about: str
     #: command → its module, whose ``command`` it is
@@ -166,7 +166,7 @@ def _of(wing: str, place: str) -> Any:
 
 
 def command_module(name: str) -> str:
-    """The module of a command: in its wing, else among those of the analyzer."""
+    """The module of a command: in its wing, else in the analyzer."""
     return next(
         (f"memwall.{wing}.{row.commands[name]}" for wing, row in WINGS.items() if name in row.commands),
         f"memwall.cli.{name}",

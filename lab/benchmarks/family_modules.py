@@ -31,7 +31,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One module: ``expression`` makes it, ``shapes`` are those of its inputs. Integer inputs (indices, targets) name
+    """One module: ``expression`` makes it, ``shapes`` are its inputs'. Integer inputs (indices, targets) name
     their bound: ``"int:1000"`` in ``kinds``; ``mode`` is ``forward`` or ``training`` (forward and backward)."""
 
     family: str
@@ -75,7 +75,7 @@ class Case:
 
 
 class Fed(nn.Module):
-    """A module with its inputs: those of floating point as parameters, the others as buffers."""
+    """A module with its inputs: floating ones as parameters, the others as buffers."""
 
     def __init__(self, module: nn.Module, inputs: Iterator[Tensor]) -> None:
         super().__init__()

@@ -186,7 +186,7 @@ def seconds(command: list[str]) -> float:
 
 
 def measured(axis: str) -> tuple[int, float, float]:
-    """The smaller size, its seconds, and those of the larger."""
+    """The smaller size, its seconds, and the seconds of the larger."""
     make, size = AXES[axis]
     times: dict[int, list[float]] = {size: [], TIMES * size: []}
     with tempfile.TemporaryDirectory() as place:

@@ -2,7 +2,7 @@
 
     python lab/benchmarks/inductor_models.py [--python PYTHON] [--name 'swin*'] [--mode inference] [--rows FILE]
 
-The models are those of the zoo at its default shapes (those of transformers keep two layers and take a batch of 8),
+The models are the zoo's at its default shapes (transformers' keep two layers and take a batch of 8),
 and a 3-D U-Net; PYTHON is the zoo's environment (``lab/benchmarks/zoo.py``) with Triton in it. Each is compared in a
 process of its own, and its row is added to FILE (reports/inductor_models.csv) as it comes; models that have one are
 skipped. Inductor compiles most in half a minute, a loop over time in some minutes. ``python

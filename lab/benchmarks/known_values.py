@@ -180,7 +180,7 @@ _TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {
     "qwen2_vl": {"text_config": _TEXT, "vision_config": {"hidden_size": 512}},
     "qwen2_5_vl": {"text_config": _TEXT, "vision_config": {"out_hidden_size": 512}},
 }  # fmt: skip
-#: those that take fewer tokens than by default, as their positions end there
+#: models that take fewer tokens than by default, as their positions end there
 _SHORT = ("bert", "deberta-v2", "longformer", "canine", "layoutlmv3")
 _TIMM = ("maxvit_tiny_rw_224", "swin_tiny_patch4_window7_224", "levit_128s", "naflexvit_base_patch16_gap")
 _TORCHVISION = ("swin_t", "fasterrcnn_mobilenet_v3_large_320_fpn", "ssdlite320_mobilenet_v3_large",

@@ -50,7 +50,7 @@ class Step(nn.Module):
     """A layer called on ``leaves``, which want gradients, and on other tensors behind them.
 
     The last ``seeds`` tensors of a call are the gradients of the outputs; none where they are ``drawn`` or the output
-    is a loss. Gradients are added to those of the weights, and to those of the leaves where these ``accumulate``.
+    is a loss. Gradients are added to the weights' gradients, and to the leaves' where these ``accumulate``.
     """
 
     def __init__(

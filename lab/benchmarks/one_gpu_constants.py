@@ -1,5 +1,5 @@
 """Published steps of llm-foundry with the one constant that is fitted to their GPUs, the share of their rate that
-products hold for hours, taken from each GPU's own rows, and from those of one GPU alone.
+products hold for hours, taken from each GPU's own rows, and from the rows of one GPU alone.
 
     python lab/benchmarks/one_gpu_constants.py TRUTH/llmfoundry_training.csv
 

@@ -4,7 +4,7 @@
 
 Random products, each size of 768 to 20,000 (the trees know none below), 40 % of them rounded down to a multiple of 8,
 operands in either layout. Printed, of the products that a tree is sure of: on how many the model agrees, and how many
-of those that the model pads the tree pads too.
+of the products that the model pads the tree pads too.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ print(json.dumps([seconds, peak, len(record.graph.ops)]))
 """
 
 
-#: Prints seconds of the first prediction on a GPU, those of later ones (median), and the kernels.
+#: Prints seconds of the first prediction on a GPU, of later ones (median), and the kernels.
 PREDICT = """
 import gc, json, statistics, time
 import memwall

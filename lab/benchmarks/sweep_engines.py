@@ -52,7 +52,7 @@ def timed(done: Done, count: int = 0) -> tuple[float, float, float, int, float]:
 
 
 def cpu_s() -> float:
-    """Seconds of CPU of this process and of those that it has started."""
+    """Seconds of CPU of this process and of all that it has started."""
     import psutil
 
     own = psutil.Process()

@@ -120,7 +120,7 @@ def answers(roots: list[Path], name: str, runs: int) -> list[list[tuple[float, .
 
 
 def against(ref: str, names: list[str], runs: int) -> None:
-    """Print how this state's times compare with those of another."""
+    """Print how this state's times compare with another's."""
     with tempfile.TemporaryDirectory() as folder:
         other = Path(folder) / "other"
         subprocess.run(["git", "worktree", "add", "--detach", "-q", str(other), ref], cwd=ROOT, check=True)

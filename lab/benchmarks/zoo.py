@@ -5,8 +5,8 @@
 
 Models are built from configurations at default shapes, with their layers cut; no weights, no network. It makes its own
 environment in build/zoo (``--python`` takes one that exists). Each model is profiled in a process of its own, within a
-limit, and its FLOPs are compared with those of torch's FlopCounterMode, where that counts the same ops. Rows go to
-build/zoo/rows.jsonl as they come; ``--resume`` keeps those that are there. A whole run writes reports/zoo.md and
+limit, and its FLOPs are compared with torch's FlopCounterMode, where that counts the same ops. Rows go to
+build/zoo/rows.jsonl as they come; ``--resume`` keeps the rows that are there. A whole run writes reports/zoo.md and
 reports/zoo.csv, and says what has changed since the last one.
 """
 
@@ -43,7 +43,7 @@ REAL_MEMORY_BYTES = 18 << 30
 class Row:
     """What became of one model. ``status``: works, refused, crash, timeout, out of memory, not buildable (by its
     library), or not runnable (its library fails on real tensors too). ``assumed``: what the trace assumed where it
-    follows from activations. ``flops`` are those of the ops that the counter knows; ``counter_flops`` what it counts,
+    follows from activations. ``flops`` are of the ops that the counter knows; ``counter_flops`` what it counts,
     None where it cannot run."""
 
     suite: str
@@ -183,8 +183,8 @@ _COUNTED = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convoluti
 
 
 def _convolution_backward(grad: Any, x: Any, weight: Any, *others: Any, out_shape: Any = None) -> int:
-    """FLOPs of the gradients of a convolution, each of them those of its forward; torch's counter multiplies those of
-    a grouped one by more than its groups allow. The first arguments are shapes."""
+    """FLOPs of the gradients of a convolution, each of them as many as forward's; torch's counter multiplies the FLOPs
+    of a grouped one by more than its groups allow. The first arguments are shapes."""
     from torch.utils.flop_counter import conv_flop_count
 
     transposed, mask = others[4], others[7]

@@ -3,8 +3,8 @@
     python lab/fits/fit_collectives.py dgx-h100 --truth FOLDER [--protocol simple nvls ...]
 
 FOLDER holds ``nccl_collectives.csv`` and ``vidur_allreduce.csv``. The constants of each protocol are searched from
-those of the file in ``hardware_specs/clusters``, one protocol after another, with the fastest way taken each time, on
-the half of the shapes that ``memwall accuracy --split`` calls fit. The error of both halves is printed before and
+the ones of the file in ``hardware_specs/clusters``, one protocol after another, with the fastest way taken each time,
+on the half of the shapes that ``memwall accuracy --split`` calls fit. The error of both halves is printed before and
 after; the same rows find the same values.
 """
 
@@ -36,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("cluster")
     parser.add_argument("--truth", default=str(ROOT.parent / "shared" / "truth"), help="folder of measured tables")
-    parser.add_argument("--protocol", nargs="*", default=(), help="of those of its links, such as simple; all if none")
+    parser.add_argument("--protocol", nargs="*", default=(), help="protocols of its links, such as simple; all if none")
     asked = parser.parse_args()
     cluster = load_cluster(asked.cluster)
     read = [each for name in TABLES for each in read_measured(Path(asked.truth) / name).of(CollectiveSample)]

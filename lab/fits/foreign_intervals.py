@@ -1,5 +1,5 @@
-"""Print intervals that no fit of a GPU's rows finds: those of GPUs without rows, ``FOREIGN`` and ``UNKNOWN`` of
-memwall/hardware, and those that whole modules tell.
+"""Print intervals that no fit of a GPU's rows finds: intervals of GPUs without rows, ``FOREIGN`` and ``UNKNOWN`` of
+memwall/hardware, and intervals that whole modules tell.
 
     python lab/fits/foreign_intervals.py --truth ../shared/truth
 

@@ -1,6 +1,6 @@
 """Convolutional networks of NVIDIA's DeepLearningExamples: ResNets of bottlenecks, grouped or with squeeze and
 excitation, and EfficientNets (PyTorch/Classification/ConvNets/image_classification/models); and of torchvision: the
-same ResNets, those of two windows a block, VGGs and ShuffleNets (torchvision/models)."""
+same ResNets, ResNets of two windows a block, VGGs and ShuffleNets (torchvision/models)."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ _STAGES = ((3, 1, 1, 16, 1), (3, 2, 6, 24, 2), (5, 2, 6, 40, 2), (3, 2, 6, 80, 3
 
 
 def efficientnet(width: float, depth: float, widely: bool = False) -> nn.Module:
-    """An EfficientNet of 1000 classes whose channels and blocks are those of B0 times a factor; ``widely``: squeezed to
+    """An EfficientNet of 1000 classes whose channels and blocks are B0's times a factor; ``widely``: squeezed to
     a share of the expanded channels."""
 
     def channels(n: int) -> int:

@@ -188,7 +188,7 @@ class Deployment(Timed):
         return Speculation(draft_tokens=self.draft_tokens, accept=_ACCEPTED, draft=steps.guessing())
 
     def _captured(self, clients: int) -> tuple[int, ...]:
-        """Batches of all groups that run as a graph, the next larger one of those that are not."""
+        """Batches of all groups that run as a graph, the next larger one of batches that do not."""
         sizes = (batch * self.decodes.layout.dp for batch in self.graphs)
         return (*(size for size in sizes if size < clients), clients) if self.graphs else CAPTURED
 

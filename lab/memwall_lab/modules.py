@@ -23,7 +23,7 @@ from memwall.simulate.schedule import Schedule
 @dataclass(frozen=True, slots=True)
 class ModuleSample(Timed):
     """One measured run of a module. ``label`` is the data set's name for the GPU; ``policy``, ``launch`` and ``plan``
-    are those of :meth:`memwall.record.profile.Profile.schedule`."""
+    are as of :meth:`memwall.record.profile.Profile.schedule`."""
 
     dataset: str
     label: str

@@ -2,7 +2,7 @@
 
 The libraries are optional, and installed without what they depend on (``pip install --no-deps timm diffusers
 importlib_metadata zipp``): none of their weights and pictures is needed, nor torchvision, which wants a torch of its
-own: its networks are those of :mod:`memwall_lab.convnets`.
+own: its networks are from :mod:`memwall_lab.convnets`.
 """
 
 from __future__ import annotations

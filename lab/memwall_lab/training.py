@@ -30,7 +30,7 @@ _R1_PEAK = 0.4
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample(Timed):
-    """One measured step. ``microbatch`` are sequences; ``state`` and ``overlap`` are those of
+    """One measured step. ``microbatch`` are sequences; ``state`` and ``overlap`` are as of
     :func:`memwall.training.step.training_step`; ``label`` is the data set's name for the GPUs."""
 
     dataset: str

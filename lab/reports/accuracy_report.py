@@ -391,7 +391,7 @@ that remain have one regime kappa says nothing (Vidur's add).
 NeuSight's bmm with at most one tile of 128 x 128 for each SM and more than 100 steps of k, all rows: measured over
 modeled time. One tile on an SM takes its steps one after another, whatever the shape, so alike rows should agree, as
 they do on the P100 and the A100. The T4's do not; its base and boost clocks are 585 and 1590 MHz, a factor of 2.7, but
-its rows are in the order of their shapes as those of other GPUs are (reports/product_shapes.md), so that a clock that
+its rows are in the order of their shapes as other GPUs' are (reports/product_shapes.md), so that a clock that
 jumps from row to row is not the reason.
 
 {markdown("GPU | rows | 10th percentile | median | 90th percentile | 90th over 10th", list(lone_tiles(scored.rows)))}

@@ -77,7 +77,7 @@ class Pair(NamedTuple):
 
 
 class Range(NamedTuple):
-    """A module under max-autotune: with the kernels of the default mode, and with those that timing may choose."""
+    """A module under max-autotune: with the kernels of the default mode, and with kernels that timing may choose."""
 
     default: TimedRow
     chosen: TimedRow
@@ -118,7 +118,7 @@ def _is_depthwise(op: Op) -> bool:
 
 
 def decisions_folder() -> Path:
-    """Where decisions are kept: those of another torch, of other code or of other library ops are not these."""
+    """Where decisions are kept: decisions of another torch, of other code or of other library ops are not these."""
     code = sorted((ROOT / "memwall" / "inductor").rglob("*.py"))
     digest = hashlib.sha256(
         b"".join([torch.__version__.encode(), str(LIBRARY).encode(), *(path.read_bytes() for path in code)])
@@ -269,7 +269,7 @@ def _spread(rows: Sequence[TimedRow]) -> tuple[str, str, str]:
     return f"{100 * inside / len(rows):.0f}", f"{width:.2f}", f"{100 * median(abs(row.error) for row in rows):.0f}"
 
 
-#: what falls short and why; figures are those of the tables
+#: what falls short and why; figures are from the tables
 NOTES = """- **A10G**: a product alone calls the same library kernel either way, and yet some take far less time when compiled, as
   on no other machine ("Kinds of modules"). Eager and compiled times come from separate runs, so a clock may have changed
   between them; no model of the shape can tell.
@@ -373,7 +373,7 @@ constant is fitted to (an odd CRC-32 of the name). Written by `python lab/report
 - sign right: percent of the modules that compiling makes faster, slower or leaves within {100 * EQUAL:.0f} % in the model as in the
   measurement (goal {100 * SIGN_GOAL:.0f}); commonest sign: the percent that a guess of the most common of the three gets right.
 - ratio's factor: the median factor between modeled and measured ratio of compiled to eager time (goal {FACTOR_GOAL}).
-- slower, named: modules that get slower and of which the model says so (goal {100 * NAMED_GOAL:.0f} %); named, not slower: those of
+- slower, named: modules that get slower and of which the model says so (goal {100 * NAMED_GOAL:.0f} %); named, not slower: modules of
   which the model says so and which do not.
 - Rows faster than the roofline bound, of all modules: {faster}.
 
@@ -397,8 +397,8 @@ mode's kernels, then with the open choices. Modules that no constant is fitted t
 
 Many modules run the same kernels on the same sizes with another function inside: ten activations of one tensor, a linear
 layer and then two or three element-wise kernels. Their modeled times are within {100 * ALIKE:.0f} %, and yet compiling makes some of them
-faster and others slower: hosts and clocks changed between the runs. Of all modules, in default mode: those that have
-others of their level alike, those of them with another sign than most of their group, and the share of right signs that
+faster and others slower: hosts and clocks changed between the runs. Of all modules, in default mode: modules that have
+others of their level alike, how many of them with another sign than most of their group, and the share of right signs that
 a model of the program can reach among them.
 
 {markdown("GPU | modules | with others alike | of another sign | most that can be right", list(alike(pairs)))}

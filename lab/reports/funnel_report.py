@@ -93,7 +93,7 @@ def _sets() -> Table:
 
 def operator_sets() -> dict[str, int]:
     """How many operators the installed torch has at each level, for all models together. ``ATen`` counts names in the
-    dispatcher, ``ATen overloads`` their overloads, ``core ATen`` the names tagged core, ``prims`` those of PrimTorch,
+    dispatcher, ``ATen overloads`` their overloads, ``core ATen`` the names tagged core, ``prims`` the primitives of PrimTorch,
     ``loop IR`` the methods of Inductor's ops handler."""
     import torch
     from torch._inductor.ops_handler import OpsHandler

@@ -113,7 +113,7 @@ def models() -> str:
     return f"""## {others} models of other libraries and a 3-D U-Net
 
 This section compares both plans in the same way, in inference: {others} models of timm, torchvision, transformers and
-diffusers as lab/benchmarks/zoo.py builds them (those of transformers keep two layers and take a batch of 8), and a 3-D U-Net
+diffusers as lab/benchmarks/zoo.py builds them (transformers' keep two layers and take a batch of 8), and a 3-D U-Net
 of our own. `python lab/benchmarks/inductor_models.py` writes the rows to reports/inductor_models.csv. Our plan moves no more
 bytes on {len(rows) - len(above)} of the {len(rows)}.
 

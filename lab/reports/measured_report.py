@@ -63,9 +63,9 @@ WORKLOADS = (
 )  # fmt: skip
 #: workloads small enough for whole steps in their share of the time
 STEPS = ("bert_layer", "bert_large", "resnet50")
-#: kernels of each executor: those that take most of the step; of workloads whose steps are timed
+#: kernels of each executor, which take most of the step; of workloads whose steps are timed
 TOP, TOP_OF_STEPS = 10, 40
-#: the share of time of a workload whose steps are timed, in those of another
+#: the share of time of a workload whose steps are timed, in the steps of another
 STEPS_SHARE = 3.0
 #: share of the time for compilers
 COMPILE_SHARE = 0.4

@@ -21,7 +21,7 @@ POLICIES = ("eager", "memwall", "ideal", "server")
 
 @dataclass(frozen=True)
 class Mixture:
-    """A model: its folder, and by its configuration layers with experts, experts of each, those of a token, and the
+    """A model: its folder, and by its configuration layers with experts, experts of each, experts of a token, and the
     numbers of an expert."""
 
     folder: str

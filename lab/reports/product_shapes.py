@@ -76,7 +76,7 @@ def rows_of(names: Iterable[str], classes: Iterable[str], number: str) -> dict[t
 
 
 def least_error(shapes: Sequence[Shape], times_s: Sequence[float]) -> tuple[int, int, float]:
-    """Pairs of which one is at least as large in every size, those of them that took less time, and the least mean of
+    """Pairs of which one is at least as large in every size, pairs of them in which it took less time, and the least mean of
     ``|f / time - 1|`` over functions f of the sizes that never fall. Raises MissingError: scipy is not installed."""
     numpy: Any = need("numpy", "fit")
     optimize: Any = need("scipy.optimize", "fit")
@@ -194,7 +194,7 @@ NOTES = """- **No GPU's rows prove that a model of the shape must miss them.** T
 - **Linear layers of the P4** get slower the longer they take, which a GPU of 75 W that throttles would do.
 """
 
-CONVOLUTION_NOTES = """NeuSight's (conv2d) are of random sizes with windows of 3 by 3, DeepBench's those of nets. Similar shapes tell next to
+CONVOLUTION_NOTES = """NeuSight's (conv2d) are of random sizes with windows of 3 by 3, DeepBench's are of nets. Similar shapes tell next to
 nothing of what is left: NeuSight's errors of 16 to 23 % become 14 to 23 by eight neighbours, and DeepBench's grow in 13
 of 18 lines. So what is left is not a trend in the sizes that the model lacks, but the choice of a kernel, which changes
 from one size to the next, and the time of the call (reports/accuracy.md, "Convolutions that wait").

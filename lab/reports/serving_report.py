@@ -2,7 +2,7 @@
 
     python lab/reports/serving_report.py [--rows N N] [--kept FOLDER]
 
-Deployments are those of ``serving_e2e.csv`` and ``trtllm_throughput.csv``, as ``memwall accuracy`` reads them. Kernels and
+Deployments are the rows of ``serving_e2e.csv`` and ``trtllm_throughput.csv``, as ``memwall accuracy`` reads them. Kernels and
 messages have the constants of their own tables, schedulers are as their engines have them, requests are simulated one by
 one. The seconds of each engine's CPU, and how much experts differ in popularity, are fitted to half of the deployments that
 are one engine (``hardware_specs/engines``, ``memwall/ops/routing.py``); the other half, by a hash of model, GPU and engine, no
@@ -47,13 +47,13 @@ for their load and GPUs (`lab/memwall_lab/tables/inferencex.csv`). The rules wer
 all rows, from what they and the lists state and not from their times, but for three: a row that has both times of InferenceX's own
 row is that row; a row of DeepSeek that no list has, and that makes tokens 1.3 times as fast as InferenceX's of the same
 deployment, is taken to speculate, and left out; and where the lists have several deployments for one load and the GPUs that a row
-states, rows are theirs in the order of their times, those that speculate first (tables by what tells the engines have them apart:
-their errors are not those of a prediction alone). A guess of
+states, rows are theirs in the order of their times, the ones that speculate first (tables by what tells the engines have them apart:
+their errors are not a prediction's alone). A guess of
 DeepSeek-V3's own module is taken to be right in 70.7 % of cases, with which 7 of them make the 3.20 tokens a step that others
 measured on three benchmarks (nebius/MTP-DeepSeek-V3-0324); what InferenceX's prompts are like no row says. Whether
 kernels run next to each other, which caches are in fp8 and what an all-reduce does besides was chosen in sight of some rows of
-both halves, as was how much lengths vary in NVIDIA's sweeps. No row says which of vLLM's caches are in fp8: those of
-checkpoints that say so are, and those of deployments of which more sequences are under way, by Little's law of their own
+both halves, as was how much lengths vary in NVIDIA's sweeps. No row says which of vLLM's caches are in fp8: caches of
+checkpoints that say so are, and caches of deployments of which more sequences are under way, by Little's law of their own
 times, than memory holds in bfloat16.
 
 Of rows with prompts and decodes apart three kinds stay off:
@@ -135,7 +135,7 @@ def kept(folder: Path, name: str, asked: int, left_out: int) -> Scored:
 
 
 def halves(rows: Sequence[ServedRow], left: Sequence[ServedRow]) -> list[tuple[str, Sequence[ServedRow]]]:
-    """All rows, those of the half that no constant has seen, and all with their GPU left out."""
+    """All rows, rows of the half that no constant has seen, and all with their GPU left out."""
     return [("all", rows), ("other half", [row for row in rows if not row.in_fit_half]), ("GPU left out", left)]
 
 
@@ -245,7 +245,7 @@ def ranking(rows: Sequence[ServedRow]) -> str:
 
 
 def against(tables: Tables) -> str:
-    """The errors of one engine's deployments next to those that others publish of theirs."""
+    """The errors of one engine's deployments next to the errors that others publish of theirs."""
     own = {figure: dict(tables[f"{figure}, one engine", "half"])["all"] for figure in ("TPOT", "TTFT")}
     rows = [
         ("memwall, one engine of serving_e2e", own["TPOT"].rows, own["TPOT"].mean, own["TTFT"].mean),

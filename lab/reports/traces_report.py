@@ -2,7 +2,7 @@
 
     python lab/reports/traces_report.py --traces ../shared/traces
 
-Seconds are those of a whole process, ``memwall profile FILE --json``, on the machine that runs this; ``--no-seconds``
+Seconds are of a whole process, ``memwall profile FILE --json``, on the machine that runs this; ``--no-seconds``
 leaves them out, so that the rest is the same on any machine.
 """
 

@@ -3,9 +3,9 @@
     python lab/reports/xla_report.py            # needs memwall-roofline[xla-cuda,xla-tpu]; 40 minutes, then cached
 
 For each program and device: kernels as memwall's plan has them, and as a second reader counts them in the text of the
-optimized HLO (instructions of the entry and of loop bodies, as often as those run); compulsory bytes next to those of the
-primitives and to the least that any fusion moves; the peak of the plan next to that of XLA's buffer assignment; modeled
-time. Then the collectives of a sharded program next to those of its HLO.
+optimized HLO (instructions of the entry and of loop bodies, as often as those run); compulsory bytes next to the
+primitives' and to the least that any fusion moves; the plan's peak next to the peak of XLA's buffer assignment; modeled
+time. Then the collectives of a sharded program next to the collectives of its HLO.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def _product(dims: str) -> int:
 
 
 def _first_group(line: str, head: str) -> str:
-    """The ranks that device 0 exchanges with: of a list of groups, or of an iota that is reshaped and transposed; all of
-    those that the head of the module counts where no group is listed."""
+    """The ranks that device 0 exchanges with: of a list of groups, or of an iota that is reshaped and transposed; all
+    ranks that the head of the module counts where no group is listed."""
     if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
         return ranks_text([int(rank) for rank in listed[1].split(",")])
     groups = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
@@ -172,8 +172,8 @@ def report(names: list[str], devices: list[str]) -> str:
     return "\n".join([
         "# JAX programs as XLA compiles them",
         "",
-        "Written by `python lab/reports/xla_report.py`. Kernels: those of memwall's plan, and those that a second reader counts"
-        " in the text of the optimized HLO; of ideal and of primitives: compulsory bytes over those of the policies `ideal` and"
+        "Written by `python lab/reports/xla_report.py`. Kernels: of memwall's plan, and as a second reader counts them"
+        " in the text of the optimized HLO; of ideal and of primitives: compulsory bytes over the bytes of the policies `ideal` and"
         " `eager`; peak: of the plan over XLA's buffer assignment; ms: modeled time of a step. The second reader counts a loop"
         " once where the HLO does not state its trips, as on TPUs; memwall reads them from the loop's condition.",
         "",

@@ -29,7 +29,7 @@ def sample(tmp_path):
 
 
 def test_engines_convolve_other_channels(sample):
-    """2 x 16 heads of queries and keys and 32 of values, 128 numbers each; TensorRT-LLM those of keys alone."""
+    """2 x 16 heads of queries and keys and 32 of values, 128 numbers each; TensorRT-LLM the channels of keys alone."""
     rest = "causal_conv1d_fn,4,1000,16,128,32,128,0.5\n"
     packed, keys = (sample(f"{DELTA}h200_sxm,{name},{rest}") for name in ("vLLM,0.25.0", "TRTLLM,1.3.0rc20"))
     assert (packed.gpu.name, packed.measured_s) == ("h200", pytest.approx(0.5e-3))

@@ -47,7 +47,7 @@ def read(tmp_path):
 
 
 def engines(sample: Deployment) -> list[tuple[int, int, int, int]]:
-    """(engines, tp, dp, ep) of those that decode, and of those of prompts."""
+    """(engines, tp, dp, ep) of engines that decode, and of engines of prompts."""
     pools = [sample.decodes, *([sample.prompts] if sample.prompts else [])]
     return [(pool.engines, pool.layout.tp, pool.layout.dp, pool.layout.ep) for pool in pools]
 

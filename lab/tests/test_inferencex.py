@@ -1,4 +1,4 @@
-"""Rows of InferenceX that state no engines: those that its lists have, by hand."""
+"""Rows of InferenceX that state no engines: the engines that its lists have, by hand."""
 
 import pytest
 

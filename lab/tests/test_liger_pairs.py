@@ -1,4 +1,4 @@
-"""Modeled gains of fusion beside those that Liger-Kernel measured. The measured rows are not shipped."""
+"""Modeled gains of fusion beside the gains that Liger-Kernel measured. The measured rows are not shipped."""
 
 import math
 

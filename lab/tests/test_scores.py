@@ -54,7 +54,7 @@ def test_signs_of_compiling_are_of_networks_that_were_timed_both_ways():
 
 
 def test_sets_of_many_rows_are_counted_by_what_their_intervals_hold():
-    """49 rows and those of all GPUs are no set; 0.6, 0.68, 0.8 and 1 are four, one of them within 70 to 90 %."""
+    """49 rows, and rows of all GPUs, are no set; 0.6, 0.68, 0.8 and 1 are four, one of them within 70 to 90 %."""
     columns = ["table", "gpu", "kind", "rows", "inside"]
     rows = [("deepbench_gemm", "t4", "a", 49, "0.8"), ("deepbench_gemm", "all", "a", 99, "0.8")]
     rows += [

@@ -1,4 +1,5 @@
-"""Collectives of several sizes → rows of time and bandwidth, as nccl-tests define them; those of a profiled rank."""
+"""Collectives of several sizes → rows of time and bandwidth, as nccl-tests define them; and the collectives of a
+rank."""
 
 from __future__ import annotations
 
@@ -110,13 +111,13 @@ def comm(
 
 
 def sent_bytes(profile: Profile, schedule: Schedule) -> float:
-    """Bytes that the traced rank sends to others in a step, not those that it receives of transfers."""
+    """Bytes that the traced rank sends to others in a step, not the bytes that it receives of transfers."""
     pairs = zip(profile.graphs[schedule.graph].ops, profile.costs[schedule.graph], strict=True)
     return sum(cost.link_bytes for op, cost in pairs if not receives(op.name))
 
 
 def exposed_s(profile: Profile, schedule: Schedule) -> float:
-    """Seconds in which collectives run and nothing else does, and those that kernels next to them take longer."""
+    """Seconds in which collectives run and nothing else does, and by which kernels next to them take longer."""
     return sum((row.exposed_s for row in message_rows(profile, schedule)), 0.0)
 
 
@@ -134,7 +135,7 @@ def with_figures(made: Profile, profiles: Mapping[int, Profile]) -> Profile:
 
 
 def traced_ranks(profiles: Mapping[int, Profile]) -> dict[int, Profile]:
-    """Of the ranks of a pipeline those that were traced: the first with each profile."""
+    """The ranks of a pipeline that were traced: the first with each profile."""
     first: dict[int, int] = {}
     return {rank: each for rank, each in profiles.items() if first.setdefault(id(each), rank) == rank}
 

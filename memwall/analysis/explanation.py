@@ -257,7 +257,7 @@ def _not_overlapped(kernel: Estimate, launches: Sequence[Terms]) -> str:
 
 
 def _around(kernel: Estimate, gpu: Gpu, latencies: int) -> str:
-    """The terms of the time, which of them limits it, and the interval. ``latencies``: of its launches, those that
+    """The terms of the time, which of them limits it, and the interval. ``latencies``: its launches that
     follow one another."""
     launched = f"{counted(latencies, 'launch')} at {duration(launch_floor_s(gpu))}"
     if kernel.launches > latencies:

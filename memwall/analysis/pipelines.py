@@ -1,4 +1,4 @@
-"""The step of a pipeline of ``torch.distributed.pipelining`` from those of its ranks that were traced.
+"""The step of a pipeline of ``torch.distributed.pipelining`` from the steps of its ranks that were traced.
 
 A rank's forward, or backward, of a micro-batch takes as long as its kernels of that phase do, over how many it runs.
 Tasks then run in the order of the program's schedule
@@ -33,8 +33,8 @@ _SHARES: Sequence[Callable[[Totals], float]] = (attrgetter("mfu"), attrgetter("h
 @dataclass(frozen=True, slots=True)
 class PipelineStep:
     """A simulated step of all ranks. ``rest_s``: what the slowest of them does besides its micro-batches; ``peak_s``:
-    by rank what the model's products would take at the datasheet's peak, and ``peak_again_s`` with those that backward
-    computes again; ``rates``: of the whole job."""
+    by rank what the model's products would take at the datasheet's peak, and ``peak_again_s`` with products that
+    backward computes again; ``rates``: of the whole job."""
 
     pipeline: Pipeline
     stages: tuple[Stage, ...]
@@ -84,7 +84,7 @@ class PipelineStep:
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """One rank's step: seconds of its own work, those of them in which collectives run and nothing else does, and those
+    """One rank's step: seconds of its own work, of them seconds in which collectives run alone, and seconds
     in which it waits for other stages; bytes at its peak and of its parameters, gradients and optimizer state; the most
     micro-batches whose activations it holds. ``alike``: later ranks that are taken to do the same, which hold no more
     micro-batches."""

@@ -17,7 +17,7 @@ from memwall.ops import Cost
 from memwall.ops.product_launches import Convolution, FusedAttention, Gemm, Recurrent
 from memwall.ops.registry import is_recurrent
 
-#: ops that keep a tensor, perhaps in another dtype, or gather its shards; those that add to a gradient, or scatter it
+#: ops that keep a tensor, perhaps in another dtype, or gather its shards; ops that add to a gradient, or scatter it
 _COPIES = (
     "aten._to_copy", "aten.copy_", "aten.clone", "aten._foreach_copy_", "aten.split_with_sizes_copy",
     "c10d._allgather_base_",

@@ -124,7 +124,7 @@ class PolicySet:
         return [self._eager_of[i] for i in kernel.op_ids]
 
     def shares_ops(self, schedule: Schedule) -> bool:
-        """Whether a schedule runs the ops that eager runs, not those of a compiled program."""
+        """Whether a schedule runs the ops that eager runs, not the ops of a compiled program."""
         return schedule.graph == self.eager.graph
 
     def module(self, schedule: Schedule, kernel: Estimate) -> str:
@@ -158,7 +158,7 @@ def _score(saved: float, ideal_saved: float) -> float | None:
 
 
 def by_gpu(profile: Profile) -> tuple[Schedule, ...]:
-    """The simulations of a profile, those of one GPU together; GPUs and policies in the order of their first."""
+    """The simulations of a profile, all of one GPU together; GPUs and policies in the order of their first."""
     schedules = group_by(profile.simulations, [schedule.gpu.name for schedule in profile.simulations])
     return tuple(chain.from_iterable(schedules.values()))
 
@@ -180,7 +180,7 @@ def _policy_set(profile: Profile, schedules: Sequence[Schedule]) -> PolicySet:
 
 
 def _saving(policies: PolicySet, kernels: Sequence[Estimate], name: str, module: str, ops: int) -> Saving:
-    """What some kernels of several phases and classes save over those that they replace."""
+    """What some kernels of several phases and classes save over the kernels that they replace."""
     own = sums(kernels, ("launches", "bytes", "time_s"))
     eager = sums([eager for kernel in kernels for eager in policies.replaced(kernel)], tuple(own))
     return Saving(

@@ -4,7 +4,7 @@ Conventions. A kernel belongs to the phase of its last op and to the module that
 repeat (the same op on the same shapes in the same place of a repeated block) form one row with a count; all its figures
 are sums over the repeats. A row's wall is the one that most of its time belongs to.
 
-*Times fewer FLOP/s*: the FLOP/s that the matrix classes (contraction, convolution, attention: those that MFU counts)
+*Times fewer FLOP/s*: the FLOP/s that the matrix classes (contraction, convolution, attention: what MFU counts)
 attain together, over the FLOP/s that a class attains. None for the matrix classes themselves, and for a class that does
 less than one FLOP per hundred bytes: it moves data, and a ratio would mean nothing.
 """
@@ -69,7 +69,7 @@ def summed(rows: Sequence[T], keys: Iterable[K], names: Sequence[str]) -> list[T
 
 
 def join(before: Mapping[K, A], after: Mapping[K, B]) -> Iterator[tuple[K, A | None, B | None]]:
-    """Each key of either side with both values, those of ``before`` first."""
+    """Each key of either side with both values, the keys of ``before`` first."""
     for key in dict.fromkeys((*before, *after)):
         yield key, before.get(key), after.get(key)
 

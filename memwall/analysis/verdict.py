@@ -37,7 +37,7 @@ class Verdict:
 
     @property
     def notable(self) -> tuple[Lever, ...]:
-        """The levers that are worth a row: those of :data:`memwall.analysis.levers.NOTABLE` and more."""
+        """The levers that are worth a row: a share of :data:`memwall.analysis.levers.NOTABLE` and more."""
         return tuple(lever for lever in self.levers if lever.share >= NOTABLE)
 
 
@@ -221,7 +221,7 @@ def _latency(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) 
 
 
 def _overhead(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> str:
-    """Kernels at their minimum time, and those that the CPU issues late: CUDA graphs help the latter alone."""
+    """Kernels at their minimum time, and kernels that the CPU issues late: CUDA graphs help the latter alone."""
     spent = sums(kernels, ("launches", "wait_s", "overhead_s", "time_s"))
     least_s, work_s = spent["overhead_s"] - spent["wait_s"], spent["time_s"] - spent["overhead_s"]
     waits = f", {duration(spent['wait_s'])} waiting for the CPU" if spent["wait_s"] > 0 else ""

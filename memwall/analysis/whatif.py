@@ -55,7 +55,7 @@ _UNITS: Mapping[str, str] = {
     "flop_per_s": "FLOP/s", "bytes_per_s": "B/s", "bytes": "B", "_s": "s", "_hz": "Hz", "_w": "W", "": "",
 }  # fmt: skip
 
-#: A GPU's scalar numbers, and those that come in tables with their keys.
+#: A GPU's scalar numbers, and numbers that come in tables with their keys.
 SCALARS = tuple(name for name, row in FIELDS.items() if name.endswith(("_s", "_bytes", "_hz", "_w", "_count")))
 #: the host's seconds: as many for each op that launches, or all of them by a factor
 DISPATCH = "dispatch_s"
@@ -266,8 +266,8 @@ def what_if(
     regions: Mapping[int, Sequence[int]] | None = None,
     say: Callable[[str], None] = lambda message: None,
 ) -> list[Outcome]:
-    """Totals before and after each change, and after all of them together where there are several. Plans are those of
-    the profile's own simulations; missing ones, and those of a saved record, are made here. ``regions``: number of a
+    """Totals before and after each change, and after all of them together where there are several. Plans are from
+    the profile's own simulations; missing ones, and all of a saved record, are made here. ``regions``: number of a
     graph -> for each of its ops the region that the profile was planned with; memwall's planner fuses within one only.
     Raises UsageError: a change fits neither the GPU nor the model."""
     launches = {(s.gpu, s.policy): s.launch for s in profile.simulations}

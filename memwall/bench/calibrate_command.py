@@ -20,7 +20,7 @@ from memwall.wings import part
 _OPTIONS = {"cpu": "--gpu", "cuda": "--gpu", "host": "--host", "engine": "--engine"}
 #: options of servers that are no single engine, or not simulated
 _NO_SERVER = ("engine", "closed_form", "disaggregate", "replicas", "route", "autoscale", "startup")
-#: options of a server that is calibrated, and those of this machine
+#: options of a server that is calibrated, and options of this machine
 _SERVER = (
     "gpu",
     "base",

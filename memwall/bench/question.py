@@ -93,7 +93,7 @@ class MeasureOptions(DeviceOptions, Step, TimingOptions, total=False):
             groups compiled alone by torch.compile); none named means all that the device has.
         gpu: the spec that models this device; None as :func:`memwall.bench.kernels.run.device_spec` finds it.
         samples: timings of each kernel, in three blocks, and of each step.
-        top: only this many kernels of each executor, those that take most of the modeled step.
+        top: only this many kernels of each executor, which take most of the modeled step.
         time_limit_s: begin no new block after this many seconds; kernels not reached are ``skipped``.
         check, steps: compare what kernels compute with eager and float64 (a wrong one gets no time); time whole steps.
         strict_device: refuse a device that is throttled or shared, before the first kernel if it shows by then.

@@ -71,7 +71,7 @@ class JudgedTime:
 
 @dataclass(frozen=True, slots=True)
 class KernelBound:
-    """A kernel on a GPU. ``time_s`` with its 80 % range and ``limited_by`` are those of the fastest of ``runs``;
+    """A kernel on a GPU. ``time_s`` with its 80 % range and ``limited_by`` are of the fastest of ``runs``;
     ``bound_by`` is the wall of the bound, ``levers`` what would make the fastest run faster."""
 
     gpu: str

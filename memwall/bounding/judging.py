@@ -44,7 +44,7 @@ def judged(time_s: float, cost: Cost, gpu: Gpu, runs: Sequence[BoundRun]) -> Jud
 
 
 def slower_than(time_s: float, run: BoundRun) -> float | None:
-    """The share of measured kernels like those of a run that take less, in relation to their prediction; None where the
+    """The share of measured kernels like a run's that take less, in relation to their prediction; None where the
     run has no range. The range is the 10th to the 90th percentile, the logarithm taken as normal on either side."""
     end_s = run.high_s if time_s >= run.time_s else run.low_s
     if not run.time_s or end_s in (0.0, run.time_s):

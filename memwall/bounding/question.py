@@ -1,4 +1,4 @@
-"""The options of ``memwall bound`` beside those of a step."""
+"""The options of ``memwall bound`` beside the options of a step."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def bounds(
     """The answers for a profile on its GPUs.
 
     Args:
-        wanted: policies that were named; None: those of :data:`RUNS` that there are.
+        wanted: policies that were named; None: the policies of :data:`RUNS` that there are.
         baseline: one of :data:`memwall.bounding.question.BASELINES`, which is not left out.
         kernel: one of the profile's kernels, in place of the step.
         measured: a measured time.

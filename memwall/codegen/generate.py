@@ -61,7 +61,7 @@ class _NestGenerator:
             split = few and group.cost.launches[0].thread_blocks is None
         self.rows = None if split else max(rows, default=None)
         #: what the current round starts from: the stores that wait for no scatter and, of them, for no other store, the
-        #: missing reductions by their address, and those that a tensor needs itself by the tensor's
+        #: missing reductions by their address, and reductions that a tensor needs itself by the tensor's
         self.free: list[Store] = []
         self.ready: list[Store] = []
         self.every: dict[int, TensorReduction] = {}
@@ -89,7 +89,7 @@ class _NestGenerator:
     # -- what is needed for it ---------------------------------------------------------------------------------------
 
     def _needs(self, tensor: Tensor) -> list[TensorReduction]:
-        """The reductions that an element of a tensor needs, without those that are in memory."""
+        """The reductions that an element of a tensor needs, without reductions that are in memory."""
         if id(tensor) not in self.known:
             probe = _Probe(self.file, self.scratch)
             place = AffineIndex.of(Variable("x", max(tensor.numel, 1), X))
@@ -193,7 +193,7 @@ class _NestGenerator:
         return [*chosen, *self._finish(partials, writer.function.constants["STRIPES"], chosen)]
 
     def _finish(self, partials: Sequence[Partial], count: int, chosen: Sequence[Store]) -> list[Store]:
-        """Combine partial results, those of one size in one launch, and store what needs only those."""
+        """Combine partial results, all of one size in one launch, and store what needs only those."""
         for scratch in self.file.scratch:
             scratch.count = scratch.count.replace("PROGRAMS", str(count)).replace("STRIPES", str(count))
         done: list[Store] = []

@@ -42,7 +42,7 @@ class Kernel:
     """A group of ops as Triton source.
 
     ``source`` is a whole Python file. Its ``run(*inputs, seed=0, empty=torch.empty_strided)`` takes the tensors of
-    the values ``inputs`` (those that are views of one storage as such views), writes in place what the group
+    the values ``inputs`` (views of one storage as such views), writes in place what the group
     overwrites, allocates all else with ``empty`` and returns the tensors of the values ``outputs``. ``seed`` is in the
     signature whether or not the group draws random numbers; the n-th op of the group draws Philox's numbers of
     ``seed + n`` (number i is word i % 4 of counter i // 4), so seeds of kernels of one step must differ by more than

@@ -120,7 +120,7 @@ def locate(place: AffineIndex, spec: TensorSpec) -> Indices:
 
 
 def packet_of(name: str) -> str:
-    """An op's name without library and overload: ``add_`` of ``aten.add_.Tensor``; those of other libraries whole."""
+    """An op's name without library and overload: ``add_`` of ``aten.add_.Tensor``; names of other libraries whole."""
     library, _, rest = name.partition(".")
     return rest.partition(".")[0] if library == "aten" else name
 

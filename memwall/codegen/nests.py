@@ -325,7 +325,7 @@ class NestRows:
         return max(1, min(each * self.gpu.sm_count, -(-self.rows // tile_rows)))
 
     def _accumulators(self, top: Body) -> None:
-        """A tile of sums for each reduction; looped rows have those of whole columns in scratch memory."""
+        """A tile of sums for each reduction; looped rows have the sums of whole columns in scratch memory."""
         for reduction in self.late:
             wide = reduction.sizes[0] > 1
             if wide and not self.persistent:

@@ -135,7 +135,7 @@ def _group_key(graph: Graph, flow: Flow, group: Group) -> Hashable:
 class CompiledPlan:
     """A plan for one GPU, its kernels, the groups that have none, and how many plans were made until none spilled.
 
-    Bytes are those of groups without a contraction, over all launches of a step.
+    Bytes are of groups without a contraction, over all launches of a step.
     """
 
     gpu: str
@@ -267,7 +267,7 @@ def _is_bad(compiled: Compiled) -> bool:
 def with_config(kernel: Kernel, number: int) -> Kernel:
     """The kernel with another of its configurations: in its text, its launches, and as its chosen one.
 
-    The launches' grids, which no compiler needs, stay those of the first values.
+    The launches' grids, which no compiler needs, stay as for the first values.
     """
     source, config, launches = kernel.source, kernel.configs[number], []
     for name, value in config.items():

@@ -61,7 +61,7 @@ class Touch:
 class Function:
     """One ``@triton.jit`` function and its launch.
 
-    ``constants`` are its block sizes by name; those that are ``fixed`` may not be assigned. ``grid`` are expressions in
+    ``constants`` are its block sizes by name; ``fixed`` ones may not be assigned. ``grid`` are expressions in
     numbers and constants, such as ``triton.cdiv(4096, XBLOCK)``.
     """
 
@@ -127,7 +127,7 @@ class File:
         #: fresh storage -> its outputs
         self.fresh: dict[int, list[tuple[int, str]]] = {}
         self.outputs: dict[int, str] = {}
-        #: the versions of their storages that values are written as; those that the trace omits come last
+        #: the versions of their storages that values are written as; values that the trace omits come last
         self.versions: defaultdict[int, int] = defaultdict(lambda: sys.maxsize)
         #: outputs that are accumulated, and so start as zeros
         self.zeroed: set[int] = set()

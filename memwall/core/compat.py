@@ -217,7 +217,7 @@ ATTRIBUTES: Mapping[str, str] = _places({
     "transformers.modeling_utils:PreTrainedModel": "from_config=_from_config()",
 })  # fmt: skip
 
-#: those that not all supported versions have, and which: the code asks whether they are there
+#: names that not all supported versions have, and which: the code asks whether they are there
 SOME_VERSIONS: Mapping[str, str] = {
     "can_use_4x_random": "torch>=2.13",
     "fsdp_param_groups": "torch>=2.12",

@@ -60,7 +60,7 @@ def message_of(error: BaseException) -> str:
 
 
 def signal_name(number: int) -> str:
-    """``SIGSEGV``; ``signal 40`` for one of those that have no name."""
+    """``SIGSEGV``; ``signal 40`` for one without a name."""
     import signal
 
     return next((known.name for known in signal.Signals if known == number), f"signal {number}")

@@ -22,7 +22,7 @@ class Flow:
     ``writer[v]`` is the op that made version ``v``, -1 if it existed before the step. ``readers[v]`` are the ops
     that read it. ``carries[v]`` is the version that ``v`` overwrote in part, so that both must be in memory, or -1.
     ``kept`` are the versions that must be in memory when the step is over. ``deps[i]`` are the ops that must have run
-    before op ``i``: those that wrote what it reads, and those that touched what it overwrites.
+    before op ``i``: ops that wrote what it reads, and ops that touched what it overwrites.
     """
 
     reads: Sequence[tuple[Use, ...]]

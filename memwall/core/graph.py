@@ -141,7 +141,7 @@ class TensorSpec:
 
 
 def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether strides say NHWC (or NDHWC); those that say NCHW as well, as one channel does, count as NCHW
+    """Whether strides say NHWC (or NDHWC); strides that say NCHW as well, as one channel's do, count as NCHW
     (``is_channels_last_strides_2d`` in c10's MemoryFormat.h)."""
     if len(shape) not in (4, 5) or strides[1] == 0:
         return False
@@ -332,7 +332,8 @@ class Graph:
 
     def program_of(self, op: Op) -> str:
         """What holds the kernels that an op may share: its phase, empty for forward and backward of one program. The
-        optimizer's stay apart: joined with those of gradients they would leave no room for what backward recomputes."""
+        optimizer's stay apart: joined with kernels of gradients they would leave no room for what backward
+        recomputes."""
         return "" if self.one_program and op.phase != "optimizer" else op.phase
 
     @cached_property

@@ -4,9 +4,9 @@ steps of loops in the same way, only cut elsewhere.
 The op list is cut at the first op of each instance of a list of layers (module paths ``prefix.N``): in rising order of
 N in forward and in an optimizer that steps through the parameters, in falling order in backward. Two neighbours are
 equal when their ops agree one by one (name, attributes, arguments, specs, module paths except for N) and when a map of
-storages, the *twin* map, takes the storages of one to those of the next: the layer's own results, inputs from its
-neighbours, its parameters; what all layers share maps to itself. The map is one-to-one and common to the whole run, so
-any difference in wiring is a contradiction, and the run ends there.
+storages, the *twin* map, takes the storages of one to the storages of the next: the layer's own results, inputs from
+its neighbours, its parameters; what all layers share maps to itself. The map is one-to-one and common to the whole run,
+so any difference in wiring is a contradiction, and the run ends there.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each op has a letter (:attr:`Graph.alike_in_loops`); a loop is a stretch of the op list in which the letters repeat with
 a period. A stretch in backward belongs to the one in forward whose storages it reads, step by step in reverse. The
-stretches of a loop are then lanes of a run as those of repeated layers are (:mod:`memwall.core.layers`), which checks
+stretches of a loop are then lanes of a run as repeated layers are (:mod:`memwall.core.layers`), which checks
 that step after step does the same on its own storages.
 """
 
@@ -100,7 +100,7 @@ class _Numbered(NamedTuple):
 
 
 def _loops(graph: Graph, stretches: Sequence[LoopStretch], made: Mapping[int, int]) -> list[list[Lane]]:
-    """The stretches as lanes, those of one loop together: each belongs to the first one before it that makes, step by
+    """The stretches as lanes, all of one loop together: each belongs to the first one before it that makes, step by
     step, what it reads."""
     numbered: list[_Numbered] = []
     lanes: list[list[Lane]] = []

@@ -20,8 +20,8 @@ _LOCK = ".memwall-lock"
 
 @contextlib.contextmanager
 def scratch(kind: str, forget: Callable[[Path], None] = lambda folder: None) -> Iterator[Path]:
-    """An empty folder that goes in the end. ``forget`` is called with each folder before it goes, those of dead
-    processes too."""
+    """An empty folder that goes in the end. ``forget`` is called with each folder before it goes, also with folders of
+    dead processes."""
     prefix = f"memwall-{kind}-"
     for left in Path(tempfile.gettempdir()).glob(f"{prefix}*") if fcntl else ():
         with contextlib.suppress(OSError), _taken(left):

@@ -48,7 +48,7 @@ def duration(seconds: float) -> str:
 
 def percent(fraction: float, digits: int = 1) -> str:
     """A fraction as percent; ``<0.1 %`` for what would round to zero. A share is printed alike wherever it stands: each
-    is rounded by itself, to one digit, and those of one whole may sum to 99.9 or 100.1."""
+    is rounded by itself, to one digit, and shares of one whole may sum to 99.9 or 100.1."""
     if 0 < 100 * fraction < 0.5 * 10**-digits:
         return f"<{10**-digits:.{digits}f} %"
     return f"{100 * fraction:.{digits}f} %"
@@ -68,7 +68,7 @@ def few(texts: Iterable[str], most: int = 3, between: str = ", ") -> str:
 
 
 def listed(parts: Iterable[str]) -> str:
-    """``a, b and c``, without those that are empty."""
+    """``a, b and c``, without empty parts."""
     given = [part for part in parts if part]
     return " and ".join(filter(None, (", ".join(given[:-1]), *given[-1:])))
 

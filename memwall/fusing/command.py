@@ -166,7 +166,7 @@ def _fused(
 def _compile_targets(
     targets: Sequence[str], gpus: tuple[str, ...], policies: Sequence[str]
 ) -> tuple[tuple[str, ...], list[tuple[str, Gpu | None]]]:
-    """The GPUs to plan for, those of ``--compile`` among them, and its architectures with the GPUs that it names.
+    """The GPUs to plan for, the GPUs of ``--compile`` among them, and its architectures with the GPUs that it names.
     Raises ``UsageError``: there is no such GPU or architecture, or no policy that was named has generated kernels;
     ``MissingError``: there is no Triton."""
     if not targets:

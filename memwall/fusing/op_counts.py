@@ -4,7 +4,7 @@ Levels: ATen as called; core ATen (``torch._decomp.core_aten_decompositions``); 
 decomposition and reference); and, from Inductor's own lowering where it is given, its graph, its loop-level IR and its
 kernels. Each distinct call of a traced Graph is decomposed once, on tensors without data, and multiplied by how often
 it occurs; below ATen, in-place calls count as their functional form. Calls that move nothing (views, allocations) are
-counted separately: the model's own are the same at the first three levels, those of decompositions are added. The
+counted separately: the model's own are the same at the first three levels, calls of decompositions are added. The
 optimizer is left out, as in ``torch.compile(model)``. This module needs torch.
 """
 

@@ -30,7 +30,7 @@ _SIBLINGS = 4
 @dataclass(frozen=True)
 class Difference:
     """Kernels of two plans that run the same ops in different groups; repeated layers are one row. Bytes and seconds
-    are those of the second plan minus those of the first, over all ``count`` places."""
+    are the second plan's minus the first's, over all ``count`` places."""
 
     module: str
     phase: str
@@ -89,7 +89,7 @@ def plan_diff(graph: Graph, first: Plan, second: Plan, gpu: Gpu) -> PlanDiff:
 
 
 def _rand(graph: Graph, first: Plan, second: Plan) -> tuple[int, int]:
-    """All pairs of ops of a phase, and those that are in one group in both plans or in neither."""
+    """All pairs of ops of a phase, and pairs that are in one group in both plans or in neither."""
     owners = [{op: n for n, group in enumerate(plan.groups) for op in group.op_ids} for plan in (first, second)]
     pairs = same = 0
     for phase in _PHASES:

@@ -6,7 +6,7 @@ launch order with the cost of each, and the refused fusions with the reason.
 ``policies`` lists the policies: start there. ``memwall`` is ``planner``, by the rules of ``rules``, priced by
 ``pricing``, then ``recompute``; layers that repeat are planned once (``repeats``). ``ideal`` is the lower bound;
 ``hand_fused`` puts whole modules into one kernel for a what-if. The policies ``inductor``, ``max-autotune`` and
-``server`` are those of wings (:mod:`memwall.wings`): what torch's compiler and what inference engines run.
+``server`` are from wings (:mod:`memwall.wings`): what torch's compiler and what inference engines run.
 """
 
 from memwall.fusion.plan import Group, Plan, Refusal

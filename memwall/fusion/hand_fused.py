@@ -26,7 +26,7 @@ Unit = tuple[str, str]
 
 @dataclass(frozen=True)
 class HandFused:
-    """A plan in which modules run as one kernel each: how many do, and those that cannot, with the reason."""
+    """A plan in which modules run as one kernel each: how many do, and which cannot, with the reason."""
 
     plan: Plan
     fused: int

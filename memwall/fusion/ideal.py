@@ -32,7 +32,7 @@ def ideal_plan(
 
 def one_kernel(graph: Graph, costs: Sequence[Cost]) -> Cost:
     """What a single kernel that does all of a graph would cost: its FLOPs, each tensor from before it read once, each
-    that outlives it written once. Its launches are those of the ops, which tell the fastest algorithm of each."""
+    that outlives it written once. Its launches are the ops', which tell the fastest algorithm of each."""
     ideal = _Ideal(graph, costs)
     run = [op.id for op in graph.ops if op.id not in ideal.unused]
     read_bytes, write_bytes = ideal.crossing_bytes(run)

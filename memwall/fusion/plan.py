@@ -26,7 +26,7 @@ class Group:
 
     ``recomputes`` are ops of other groups whose results this one recomputes instead of reading them. A group with
     ``cost.kernels`` above 1 needs more launches: a second stage of a reduction, or the two passes of a batch norm.
-    ``name`` and ``source`` are those of the kernel, where the policy knows them.
+    ``name`` and ``source`` are the kernel's, where the policy knows them.
     """
 
     op_ids: tuple[int, ...]
@@ -96,7 +96,8 @@ def in_order(flow: Flow, groups: Sequence[G], rank: Callable[[int], Any] | None 
 
 
 def waits(flow: Flow, groups: Sequence[Grouped]) -> list[set[int]]:
-    """For each group those that must run first, by number: they write what it reads, or touch what it overwrites."""
+    """For each group the groups that must run first, by number: they write what it reads, or touch what it
+    overwrites."""
     owner = {op: i for i, group in enumerate(groups) for op in group.op_ids}
     found: list[set[int]] = [set() for _ in groups]
     for index, group in enumerate(groups):
@@ -114,7 +115,7 @@ def waits(flow: Flow, groups: Sequence[Grouped]) -> list[set[int]]:
 
 
 def inverse(before: Sequence[Collection[int]]) -> list[list[int]]:
-    """For each number those that have it among theirs."""
+    """For each number the numbers that have it among theirs."""
     after: list[list[int]] = [[] for _ in before]
     for number, some in enumerate(before):
         for other in some:

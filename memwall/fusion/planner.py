@@ -1,7 +1,7 @@
 """The ``memwall`` policy: memwall's fusion planner. It needs only the graph and the GPU, not a compiler.
 
 Each op, in call order, starts as its own group and tries to join the groups that made what it reads (vertical fusion),
-then those that read the same tensors (horizontal), largest saving first. A union has to pass the rules of
+then groups that read the same tensors (horizontal), largest saving first. A union has to pass the rules of
 :mod:`memwall.fusion.rules`, must not close a cycle, and must be modeled faster than its parts on the given GPU. Then
 values that are cheap to recompute are no longer stored (:mod:`memwall.fusion.recompute`).
 """

@@ -49,7 +49,7 @@ def with_launches(
     thread_blocks: int | None = None,
     numbers: int = 4,
 ) -> Cost:
-    """The cost of a group with its launches, which has those of its ops as eager kernels.
+    """The cost of a group with its launches, which has the launches of its ops as eager kernels.
 
     Products keep their shape and their share of the group's bytes; other ops add no launch. Without products the group
     is one generated kernel over its bytes. If the launches of an op are unknown, the group's are too.
@@ -130,7 +130,7 @@ def _spans(values: Iterable[Value]) -> list[Span]:
 
 
 class Border(NamedTuple):
-    """The values that a kernel reads from outside and those that it has to write, each with its storage."""
+    """The values that a kernel reads from outside and the values that it has to write, each with its storage."""
 
     reads: dict[int, int]
     writes: dict[int, int]
@@ -236,7 +236,7 @@ class Pricer:
         return self._alone_s[key]
 
     def border(self, op_ids: Sequence[int], inside: Set[int], recomputes: Sequence[int] = ()) -> Border:
-        """What crosses the border of a kernel that runs ``inside``: these ops, and those that it recomputes."""
+        """What crosses the border of a kernel that runs ``inside``: these ops, and the ops that it recomputes."""
         return Border(self._reads((*recomputes, *op_ids), inside), self._writes(op_ids, inside))
 
     def joined(self, first: Border, second: Border, op_ids: Sequence[int], inside: Set[int], fed: Set[int]) -> Border:
@@ -367,7 +367,7 @@ class Pricer:
 
     def _launches(self, op_ids: Sequence[int]) -> int:
         """Launches of the generated kernel: one for a list of tensors, another to combine the stripes of a sum, one for
-        what needs a sum over the grid; a scatter takes those of its eager kernel."""
+        what needs a sum over the grid; a scatter takes as many as its eager kernel."""
         loops = [self.loops[i] for i in op_ids]
         if any(loop.kind == "multi" for loop in loops):
             return 1

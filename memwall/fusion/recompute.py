@@ -2,8 +2,8 @@
 
 A value that crosses from one kernel to others is written once and read by each. If the ops that make it are pointwise
 or look rows up, and their inputs are in memory anyway, each reader can recompute it from those; a softmax too, where
-the reader holds the same rows on chip. It pays where the additional source bytes of a reader are fewer than those of
-the value.
+the reader holds the same rows on chip. It pays where the additional source bytes of a reader are fewer than the
+bytes of the value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_CHAIN = 6
 def recompute(
     pricer: Pricer, members: Sequence[Sequence[int]], regions: Sequence[int] | None, spills: Spills
 ) -> tuple[list[Part], list[Refusal]]:
-    """The groups, each as the ops that it owns and those of others that it recomputes; and the values that must be
+    """The groups, each as the ops that it owns and the ops of others that it recomputes; and the values that must be
     stored though a kernel could recompute them: random numbers, and what another op reads from memory anyway.
 
     Greedy, from the last op to the first, one value at a time, only where the modeled time of all affected kernels
@@ -54,7 +54,7 @@ class _Recompute:
         self.refusals: list[Refusal] = []
         #: ops that other groups run too
         self.copied: set[int] = set()
-        #: group -> its seconds now: only those of the groups that an attempt concerns change
+        #: group -> its seconds now: an attempt changes the seconds of the groups alone that it concerns
         self._seconds: dict[int, float] = {}
         self._reads = [len(reads) for reads in pricer.flow.reads]
         kinds = [{pricer.loops[op].kind for op in group} for group in members]

@@ -6,7 +6,7 @@ backward together, with their parameters and optimizer state; readers of the las
 kept, and in backward the last one kept takes the gradient that the layer after the run makes. A plan of the short graph
 is expanded by moving whole groups: in forward the last kept instance represents all removed ones, in backward the one
 before it, since its predecessor must be a layer of the run. An op outside that reads the results of all steps, to
-join them perhaps, still reads them all in the short graph, where nothing makes those of the removed steps.
+join them perhaps, still reads them all in the short graph, where nothing makes the results of the removed steps.
 """
 
 from __future__ import annotations

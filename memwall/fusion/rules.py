@@ -48,7 +48,7 @@ def is_library_call(graph: Graph, op_ids: Sequence[int]) -> bool:
 
 @dataclass
 class Shape:
-    """The loop nest of a group: the union of those of its ops."""
+    """The loop nest of a group: the union of its ops' nests."""
 
     numel: int
     rows: int = 0
@@ -147,7 +147,7 @@ REGISTER_SPILL = "register spill"
 
 
 def work_of(graph: Graph, op_ids: Iterable[int]) -> Work:
-    """What a kernel of some ops does, including those that it recomputes."""
+    """What a kernel of some ops does, including ops that it recomputes."""
     ops = [graph.ops[i] for i in sorted(op_ids)]
     return tuple((op.name, graph.values[op.outputs[0]].spec if op.outputs else None) for op in ops)
 

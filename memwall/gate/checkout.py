@@ -169,7 +169,7 @@ def _submodules(ours: Path, theirs: Path, commit: str) -> Iterator[str]:
 
 def _large_files(ours: Path, theirs: Path) -> Iterator[str]:
     """Put the contents of Git LFS's files in place of their pointers, from this clone's store or from an equal file of
-    the working tree; yields those that it has neither of."""
+    the working tree; yields files that it has neither of."""
     _, listed = git(theirs, "ls-files", "-z", ":(top,attr:filter=lfs)")
     store = Path(git(ours, "rev-parse", "--path-format=absolute", "--git-common-dir")[1], "lfs", "objects")
     for path in filter(None, listed.split("\0")):

@@ -1,6 +1,6 @@
 """What to gate: workloads and their limits; which of them hold where.
 
-A workload's limits override those of the whole gate; within either, those of a policy or a GPU override the others.
+A workload's limits override the limits of the whole gate; within either, a policy's or a GPU's override the others.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Limits = dict[tuple[str, str], tuple[Limit, ...]]
 
 @dataclass(frozen=True)
 class LimitScope:
-    """The limits of one table, those of single GPUs and policies in it apart."""
+    """The limits of one table, apart from the limits of single GPUs and policies in it."""
 
     limits: Limits = field(default_factory=dict)
     policies: Mapping[str, Limits] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class GateConfig:
         self, workload: GatedWorkload, gpu: str, policy: str, *, compared: bool, unknown: Collection[str] = ()
     ) -> Limits:
         """The limits of a workload on a GPU under a policy. ``compared``: there is a baseline, and :data:`DEFAULTS`
-        hold where nothing is limited (aside from :data:`APART`), but those of quantities that are ``unknown``."""
+        hold where nothing is limited (aside from :data:`APART`), but for quantities that are ``unknown``."""
         written = {**self.scope.of(gpu, policy), **workload.scope.of(gpu, policy), **self.over.limits}
         if "world" in workload.options:
             written.pop((OF_ONE_GPU, ""), None)

@@ -37,7 +37,7 @@ _PROPERTY = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A", ":": "%3A", ","
 
 
 def gate_commands(result: GateResult, top: int, folder: str) -> str:
-    """GitHub's workflow commands: the worst findings, a line each, those of one workload and one place in the
+    """GitHub's workflow commands: the worst findings, a line each, all of one workload and one place in the
     source in one; and a notice that counts all."""
     findings = say.findings_of(result)
     groups: dict[object, list[Finding]] = {}

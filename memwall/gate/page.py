@@ -60,7 +60,7 @@ class GateReport(Report):
     top: int = TOP
     folder: str = ""
     config: str = CONFIG
-    #: the profiles that were judged and those of the baseline, by workload, for pictures
+    #: the profiles that were judged and the baseline's, by workload, for pictures
     heads: Mapping[str, Profile] = field(default_factory=dict)
     bases: Mapping[str, Profile] = field(default_factory=dict)
 

@@ -1,8 +1,8 @@
 """``[tool.memwall.gate]`` of pyproject.toml or memwall.toml, and the command line → what is gated and by what.
 
-A table holds settings (``gpu``, ``mode``, ``batch``: those of ``memwall profile``) and limits (a quantity's name), the
-tables ``policies.NAME`` and ``gpus.NAME`` limits of one policy or GPU, and ``modules."PATTERN"`` what some modules do
-together.
+A table holds settings (``gpu``, ``mode``, ``batch``: options of ``memwall profile``) and limits (a quantity's name),
+the tables ``policies.NAME`` and ``gpus.NAME`` limits of one policy or GPU, and ``modules."PATTERN"`` what some modules
+do together.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _table(table: Mapping[str, Any], where: str, settings: Types) -> tuple[dict[
 
 
 def _limits(table: dict[str, Any], where: str) -> Limits:
-    """The limits of a table, those of modules among them."""
+    """The limits of a table, limits of modules among them."""
     found = limits_of({name: rows for name, rows in table.items() if name != "modules"}, where)
     for pattern, rows in _named_tables(table.get("modules", {}), f"{where} modules").items():
         if not pattern:

@@ -267,7 +267,7 @@ def _short(value: Any) -> str:
 
 def _unknown(head: Profile, base: Profile | None, *, saved: bool, served: bool) -> set[str]:
     """Quantities with a default limit that neither side has: graph breaks without a capture (which a ``saved`` head
-    cannot make), bytes in NCHW, those of a server, what is sent to other GPUs."""
+    cannot make), bytes in NCHW, a server's quantities, what is sent to other GPUs."""
     captured = _captured(head) or (_captured(base) and not saved)
     converts = any(nchw_bytes(side) for side in (head, base) if side is not None)
     sends = any(sent_bytes(side, schedule) for side in (head, base) if side for schedule in side.simulations[:1])

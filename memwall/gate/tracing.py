@@ -119,8 +119,9 @@ def _by_name(rows: Sequence[TraceOutcome]) -> dict[str, TraceOutcome]:
 
 
 def _alike(job: TraceJob, other: TraceOutcome) -> TraceJob:
-    """The job as the other side has it: on real tensors where that was, whose strides may differ from those of tensors
-    without data; with TorchDynamo, which takes most of the time, only where the other may have a graph break."""
+    """The job as the other side has it: on real tensors where that was, whose strides may differ from the strides of
+    tensors without data; with TorchDynamo, which takes most of the time, only where the other may have a graph
+    break."""
     capture = other.profile.traced.dynamo if other.profile is not None else None
     breaks = job.breaks and (capture is None or capture.failure is not None or bool(capture.breaks))
     return _on_data(replace(job, breaks=breaks), other)

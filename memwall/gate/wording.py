@@ -341,7 +341,7 @@ def findings_of(result: GateResult) -> list[Finding]:
 
 
 def raised(checks: Iterable[Check]) -> list[Check]:
-    """The checks that failed, then those that are inconclusive, of each the worst first, else as configured."""
+    """The checks that failed, then the inconclusive ones, of each the worst first, else as configured."""
     found = [check for check in checks if check.verdict in RAISED]
     return sorted(found, key=lambda check: (RAISED.index(check.verdict), -_excess(check)))
 
@@ -362,7 +362,7 @@ def of_workloads(checks: Iterable[Check]) -> list[list[Check]]:
 
 
 def by_causes(checks: Iterable[Check]) -> list[list[Check]]:
-    """Checks of one workload, GPU and policy that the same causes moved, together; and those of one workload that have
+    """Checks of one workload, GPU and policy that the same causes moved, together; and checks of one workload that have
     no verdict for the same reason."""
     groups: dict[tuple[object, ...], list[Check]] = {}
     for check in checks:

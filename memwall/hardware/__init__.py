@@ -1,7 +1,7 @@
 """What a GPU can do.
 
 In: the TOML files of ``hardware_specs/``, or one of the user's own; out: a :class:`Gpu`, its ceilings and the constants
-of every kernel family, those that it lacks from the nearest GPU that has them.
+of every kernel family; constants that it lacks come from the nearest GPU that has them.
 
 Start with :mod:`~memwall.hardware.lookup` (a GPU by its name), then :mod:`~memwall.hardware.gpu` (what one is, or a
 CPU). What a file may say is in :mod:`~memwall.hardware.gpu_spec`, what its constants mean in

@@ -49,13 +49,13 @@ class Chip:
     cudnn_first: bool = False
     #: queries and keys of a server's attention tile (what fits the rows of short sequences best)
     serving_tile: Tile = (128, 64)
-    #: TensorRT-LLM decodes groups of query heads by its XQA kernels (decoderXQARunner.cpp), not by those of trtllm-gen
+    #: TensorRT-LLM decodes groups of query heads by its XQA kernels (decoderXQARunner.cpp), not by trtllm-gen's
     xqa: bool = True
     #: two multiprocessors share one tile of a library's product
     paired_tiles: bool = False
     #: tiles of a batch of products on vector units, which fit NeuSight's bmm best on P100, P4, V100, T4 and A100; up to
     #: sm_89 the kernels of the A100. cuBLAS of CUDA 13 has smaller ones on an H200: 2048 products of 27x128x27 take
-    #: 30 us, a sixth of what tiles of 128 x 128 do and that of 64 x 32. Empty: those of a product alone
+    #: 30 us, a sixth of what tiles of 128 x 128 do and that of 64 x 32. Empty: the tiles of a product alone
     batched_tiles: tuple[Tile, ...] = ()
     #: rate on tensor cores of products whose rows do not begin at multiples of 16 bytes over that of others. Kernels
     #: that load element by element: bfloat16 matrices of 2055 to 2073 on an RTX 4090 reach 107 to 116 TFLOP/s in tiles

@@ -4,7 +4,7 @@ Slices of TPUs are made by their names (:mod:`memwall.hardware.slices`).
 ``hardware_specs/clusters`` has a TOML file for each cluster that memwall knows, with a source next to each number; a
 file of a user's own has the same keys. It needs ``schema``, ``name``, ``gpu``, ``gpus_per_node`` and a ``[link.NAME]``
 for each level, the innermost first. ``protocols`` of a link, and the seconds of eager calls, may be left out:
-:func:`with_nearest_protocols` takes those of the most similar link.
+:func:`with_nearest_protocols` takes them from the most similar link.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def stated_clusters() -> list[Cluster]:
 
 
 def with_nearest_protocols(cluster: Cluster, others: Iterable[Cluster]) -> Cluster:
-    """The cluster with each protocol that a link lacks from the links of ``others`` that state it: those of the same
+    """The cluster with each protocol that a link lacks from the links of ``others`` that state it: links of the same
     sort (:data:`KINDS`), else of the same medium, else any. Of these the one of the nearest GPU
     (:func:`memwall.hardware.lookup.distance`) if it has the same compute capability, else the geometric mean of the
     nearest of each architecture, as latencies follow no trend from one to the next. Shares of the rate and seconds

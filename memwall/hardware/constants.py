@@ -35,8 +35,8 @@ class Constants:
     UNKNOWN: ClassVar[tuple[float, float]] = (0.61, 2.34)
     #: both, of variants whose kernels differ more between GPUs
     FOREIGN_OF: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    #: a variant that no row of a shipped GPU shows: without a table of its own it takes those of the one that it
-    #: is like, or else of the first, and the widest interval
+    #: a variant that no row of a shipped GPU shows: without a table of its own it takes the constants of the one that
+    #: it is like, or else of the first, and the widest interval
     UNMEASURED: ClassVar[str] = ""
     LIKE: ClassVar[str] = ""
     interval_low: float = constant(0.61, 0.01, 1.0, "measured over modeled time, 10th percentile")
@@ -61,7 +61,7 @@ class GemmConstants(Constants):
     """How a library's matrix kernels use a GPU; clocks at the boost clock, bytes per clock of one SM."""
 
     FAMILY: ClassVar[str] = "gemm"
-    #: by pipe; those of quantised products by kernel (:data:`memwall.ops.quantised.KERNELS`)
+    #: by pipe; of quantised products by kernel (:data:`memwall.ops.quantised.KERNELS`)
     VARIANTS: ClassVar[tuple[str, ...]] = (
         "bfloat16",
         "float16",
@@ -158,7 +158,7 @@ class ConvolutionConstants(Constants):
 
 @dataclass(frozen=True, slots=True)
 class AttentionConstants(Constants):
-    """How fused attention kernels use a GPU. Clocks are those of one multiprocessor at the boost clock."""
+    """How fused attention kernels use a GPU. Clocks are a multiprocessor's at the boost clock."""
 
     FAMILY: ClassVar[str] = "attention"
     VARIANTS: ClassVar[tuple[str, ...]] = (

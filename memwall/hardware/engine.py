@@ -3,7 +3,7 @@ where nobody says.
 
 ``hardware_specs/engines`` holds a TOML file for each engine, with a source next to each number: a base, and under
 ``[[version]]`` what changed ``since`` a version. ``vllm@0.11`` names a version, ``vllm`` the newest; a file of a user's
-own has a ``base`` and what differs from it, as ``memwall calibrate --engine`` writes it. The machines are those of the
+own has a ``base`` and what differs from it, as ``memwall calibrate --engine`` writes it. The machines are from the
 deployments that the numbers are fitted to: servers of H100 to GB300.
 """
 
@@ -91,7 +91,7 @@ class EngineSpec:
         graph: batches of decodes that CUDA graphs hold, in rows of the first, the last and the step; the last row goes
             on to the largest.
         whole_prompts: prompts run whole, in steps of their own, while decodes wait.
-        divided: the tokens of a step are those of all groups with sequences of their own.
+        divided: the tokens of a step are of all groups with sequences of their own.
         reserve: as of :class:`memwall.serving.simulation.engine.Policy`.
         attention_apart: CUDA graphs hold what lies between the attention kernels, which the CPU launches.
     """

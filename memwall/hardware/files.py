@@ -1,4 +1,4 @@
-"""Files of GPUs, clusters, hosts and engines: where those of memwall lie, and what schema a file is to state."""
+"""Files of GPUs, clusters, hosts and engines: where memwall's own lie, and what schema a file is to state."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def _fractions(value: Any) -> Mapping[str, float]:
 
 
 def _constants(value: Any) -> Mapping[str, float]:
-    """Each within its range; those that this version does not know are left out."""
+    """Each within its range; constants that this version does not know are left out."""
     found: dict[str, float] = {}
     for key, number in _NUMBERS(value).items():
         try:
@@ -188,7 +188,7 @@ class Tpu:
 
     def tile(self, itemsize: float) -> tuple[int, int]:
         """Rows and columns to which XLA pads the last two axes of an array. Sublanes have 32 bits and hold several
-        narrower numbers; whether those of 16 bits fill them is said."""
+        narrower numbers; whether 16-bit numbers fill them is said."""
         rows = {2: self.sublanes_16_bit}.get(int(itemsize), self.sublanes * max(int(4 / itemsize), 1))
         return rows, self.lanes
 

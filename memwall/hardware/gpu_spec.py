@@ -81,7 +81,7 @@ def read_spec(path: str | Path) -> Gpu:
 
 
 def broken_identities(path: Path) -> list[str]:
-    """Inconsistencies of a file, one line each, except those that ``[identity]`` explains."""
+    """Inconsistencies of a file, one line each, except what ``[identity]`` explains."""
     spec = _Spec.read(path)
     _gpu(spec)
     found = []

@@ -1,6 +1,6 @@
 """The host: the CPU and the software that issue a GPU's kernels, and the seconds that they take over each.
 
-A host is no property of a GPU: one GPU stands in machines of one's own and in those of clouds, whose CPUs differ by up
+A host is no property of a GPU: one GPU stands in machines of one's own and in clouds, whose CPUs differ by up
 to three. The seconds are of kinds of work (:class:`HostWork`); :mod:`memwall.simulate.issue` counts what each kernel
 asks for. ``hardware_specs/hosts`` holds a TOML file for each host that memwall knows, with a source next to each
 number; a file of a user's own has the same keys."""
@@ -111,7 +111,7 @@ class Host:
 
     @property
     def is_assumed(self) -> bool:
-        """Whether its seconds, or some of them, are those of other machines than the one that is meant."""
+        """Whether its seconds, or some of them, are of other machines than the one that is meant."""
         return self.varies and not self.measured
 
     def issue_s(self, work: HostWork) -> float:

@@ -12,7 +12,7 @@ from memwall.core.errors import UsageError, unknown
 from memwall.core.structure import BadRecord, at_least_1, count, one_of
 from memwall.hardware.checks import Line, NotNegative, Positive, fraction
 
-#: kind of link -> its medium, and the sort of it: links of one sort resemble each other most, then those of one medium
+#: kind of link -> its medium, and the sort of it: links of one sort resemble each other most, then links of one medium
 KINDS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("nvlink", "nvswitch", "nvls", "xgmi"), ("nvlink", "")), "pcie": ("pcie", ""),
     **{kind: ("network", kind) for kind in ("infiniband", "efa", "ethernet", "dcn")}, "ici": ("ici", ""),

@@ -127,7 +127,7 @@ def spec_path(name: str) -> Path:
 
 
 def identity_violations(name_or_path: str | Path) -> list[str]:
-    """Inconsistencies of a spec, one line each, except those that ``[identity]`` explains."""
+    """Inconsistencies of a spec, one line each, except what ``[identity]`` explains."""
     is_name = isinstance(name_or_path, str) and name_or_path in _files()
     return broken_identities(_files()[str(name_or_path)] if is_name else Path(name_or_path))
 

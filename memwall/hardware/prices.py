@@ -113,7 +113,7 @@ class Billed:
     idle_watts: float | None = None
 
     def joules_of_token(self, tokens_per_s: Any) -> Any:
-        """Joules of the GPUs for each token, those of their idle hours too; None without their power."""
+        """Joules of the GPUs for each token, also of their idle hours; None without their power."""
         return None if self.watts_per_gpu is None else self.gpus * self._watts(self.rates.idle) / tokens_per_s
 
     def usd_of_million(self, tokens_per_s: Any) -> Any:

@@ -47,7 +47,7 @@ _SHAPES: Mapping[int, _Shapes] = {
 
 
 def slice_names() -> tuple[str, ...]:
-    """A slice of each TPU, of those that need no other: a pod of two axes, a cube of three."""
+    """A slice of each TPU, of slices that need no other: a pod of two axes, a cube of three."""
     return tuple(_usual(gpu) for gpu in all_gpus() if gpu.tpu)
 
 
@@ -107,7 +107,7 @@ def _rings(shape: tuple[int, ...], tpu: Tpu) -> tuple[int, ...]:
 
 
 def _sources(known: Mapping[str, str]) -> dict[str, str]:
-    """The sources of the links' numbers, from those of the TPU."""
+    """The sources of the links' numbers, from the TPU's sources."""
     reached = "JAX scaling book, sharding.md, pop quiz 2: an all-gather of a v5e takes 680 us, its bytes 503"
     return {
         "link.ici.bytes_per_s": known.get("tpu.ici_bytes_per_s", ""),

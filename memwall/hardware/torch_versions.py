@@ -1,6 +1,6 @@
 """Versions of torch that can be modeled, with the libraries that their wheels bring; which of its kernels run follows.
 
-The libraries are those that the wheel for Linux on x86-64 requires on PyPI (``Requires-Dist`` of its METADATA, of the
+The libraries are what the wheel for Linux on x86-64 requires on PyPI (``Requires-Dist`` of its METADATA, of the
 last patch of each version). What differs among these versions besides is the order of the backends of attention and the
 ops that autocast runs in float32. Older ones have other kernels: an RMS norm of four, a loss picked by 32 threads.
 Which ops are lowered by version and GPU, and by what rules, is the table of :mod:`memwall.ops.lowering`.

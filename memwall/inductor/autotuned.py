@@ -63,7 +63,7 @@ def _dtype(graph: Graph, op: Op) -> str:
 
 
 def _has_template(launch: Launch) -> bool:
-    """Of convolutions: those of two and three dimensions, neither transposed nor dilated."""
+    """Convolutions of two and three dimensions have one, unless they are transposed or dilated."""
     if not isinstance(launch, Convolution):
         return True
     return len(launch.kernel) > 1 and launch.role == "forward" and max(launch.dilation, default=1) == 1

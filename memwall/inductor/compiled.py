@@ -31,7 +31,7 @@ _MOST_PADDED = 8
 
 def inductor_plan(graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None) -> Plan:
     """What ``torch.compile(model)`` would launch on ``gpu``; a MissingError without Triton, or where torch's internals
-    are not those that memwall knows."""
+    are not as memwall knows them."""
     return plan_of(graph, costs, gpu, kernels_of(graph, gpu, regions).kernels)
 
 
@@ -125,7 +125,7 @@ def _as_called(graph: Graph, cost: Cost, kernel: LoweredKernel) -> Cost:
     products = [launch for launch in cost.launches if isinstance(launch, Gemm)]
     own, about = cost.launches, "Inductor's kernel around the library's"
     count = max(kernel.launches - len(kernel.around) - max(len(convolutions), 1), 0) + 1
-    if convolutions:  # those of the eager call around them have no place here
+    if convolutions:  # launches of the eager call around them have no place here
         last = convolutions[0].channels_last or kernel.channels_last
         first, *others = (replace(one, count=1, channels_last=last) for one in convolutions)
         own = (replace(first, count=count), *others)

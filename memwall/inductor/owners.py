@@ -24,7 +24,7 @@ Laid = tuple[tuple[int, ...], tuple[int, ...]]
 class LoweredKernel:
     """One kernel of Inductor's schedule.
 
-    ``op_ids`` are the ops that it owns, ``recomputes`` those that it also computes though another kernel owns them.
+    ``op_ids`` are the ops that it owns, ``recomputes`` ops that it also computes though another kernel owns them.
     ``kind`` is ``triton`` (``cpp`` on a CPU), ``extern`` (a library's), ``template``, ``eager`` (an op
     outside of all graphs) or ``none`` (nothing runs).
     ``read_bytes`` and ``write_bytes`` are Inductor's own count over all ``launches``. ``fx_ops`` has the calls of each
@@ -116,7 +116,7 @@ class ScheduleNode:
     library_op: str = ""
     source: str = ""
     channels_last: bool = False
-    #: those that it reduces and then goes over again to write them; 0: none
+    #: rows that it reduces and then goes over again to write them; 0: none
     rows: int = 0
     operands: tuple[Laid, ...] = ()
 

@@ -69,7 +69,7 @@ def modeled_padding(graph: Graph, gpu: Gpu) -> Iterator[None]:
 
 def learned(left: torch.Tensor, right: torch.Tensor, made_before: Sequence[bool]) -> str:
     """What torch's decision tree for the GPU says of a product, ``pad`` or ``orig``; empty where it has none or is not
-    sure. The arguments are those of :func:`seconds`, and tensors on any device."""
+    sure. The arguments are as of :func:`seconds`, and tensors on any device."""
     sizes = (left.shape[0], left.shape[1], right.shape[1])
     added = [pad_mm.get_padded_length(size, pad_mm.get_alignment_size(left)) for size in sizes]
     tree = AutoHeuristic(
@@ -93,7 +93,7 @@ def seconds(
         given: the left and the right operand, and the addend of ``addmm``.
         made_before: of each operand, whether the kernel that makes it could write it padded; then only a strip of zeros
             is timed.
-        attributes: those of the product, which name its pipe.
+        attributes: the product's, which name its pipe.
     """
     padded = [_padded(spec) for spec in given]
     copies = [

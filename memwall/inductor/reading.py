@@ -99,7 +99,7 @@ def _takes_channels_last(buffer: Any) -> bool:
 
 
 def _loop_ops(parts: Iterable[Any]) -> Counter[str]:
-    """Calls in the bodies of a launch's loops, without those that only begin and end a body."""
+    """Calls in the bodies of a launch's loops, without calls that only begin and end a body."""
     total: Counter[str] = Counter()
     for part in parts:
         body = getattr(part, name_of("loop_body"), None)

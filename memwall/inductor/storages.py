@@ -14,7 +14,8 @@ from memwall.ops.evaluate import dtype_of, empty
 
 class Storages:
     """Holds the tensor of every storage and its views by value id. Forward ops take their own views, as each
-    call of a layer does; backward ops use those of forward ops, as autograd saves them, and of other backward ops."""
+    call of a layer does; backward ops use the views of forward ops, as autograd saves them, and of other backward
+    ops."""
 
     def __init__(self, graph: Graph, device: str) -> None:
         self.graph, self.device = graph, device

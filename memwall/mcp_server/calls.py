@@ -47,7 +47,7 @@ class _Waiting:
 
 
 class _Ready:
-    """A process of a kind that is ready for calls, with those that it answers by number."""
+    """A process of a kind that is ready for calls, with the calls that it answers by number."""
 
     def __init__(self, target: type[ToolRunner], own: Path) -> None:
         self.child = Child(target, _variables(own), folder=Path("/"), own_path=True, apart=True)

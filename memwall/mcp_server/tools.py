@@ -30,7 +30,7 @@ LONGEST_TEXT, LONGEST_LIST = 20_000, 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class Tool:
-    """A command that answers: its ``options``, or all ``but`` some and those of a terminal, of which some are
+    """A command that answers: its ``options``, or all ``but`` some and the options of a terminal, of which some are
     ``needed``; ``report`` is the page that it comes to, and the ``only`` one that it may. One that ``compiles`` runs
     where Inductor and TorchDynamo have been imported."""
 

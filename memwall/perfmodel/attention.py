@@ -1,7 +1,7 @@
 """How fused attention kernels use a GPU.
 
 Many queries: a thread block holds a tile of queries of one head and loops over tiles of keys. A step takes the clocks
-of its matmuls on the tensor cores and those of its softmax on the vector lanes, which overlap only in part; that
+of its matmuls on the tensor cores and of its softmax on the vector lanes, which overlap only in part; that
 keeps fast tensor cores at half of their peak. Tiles are whole: a causal call pays for the upper halves of the tiles
 on its diagonal, a short sequence for a whole tile.
 

@@ -1,7 +1,7 @@
 """How a library's convolutions use a GPU.
 
-The library has several engines and a heuristic that takes a fast one; :func:`predict` takes the fastest of those that
-serve the launch (:data:`_ENGINES`):
+The library has several engines and a heuristic that takes a fast one; :func:`predict` takes the fastest of the engines
+that serve the launch (:data:`_ENGINES`):
 
 - the implicit GEMM, ``[images x places, channels x window] x [channels x window, channels]``, in tiles of one block;
 - Winograd in stages (Lavin and Gray 2015): input and weights are transformed, the matmuls of all points of the
@@ -86,9 +86,9 @@ _FLAT_STRIDED, _STRIDED = _Direct(8.0, 32, ramp=25, filled_to=8), _Direct(36.0, 
 #: channels of the images from which TF32's tensor cores serve forward convolutions in three dimensions where
 #: multiprocessors have little shared memory
 _TENSOR_CHANNELS = 8
-#: channels from which implicit GEMMs serve float32 data gradients (KernelBench): those along k, of which 3, 8 and 16
-#: are too few. In three dimensions, with a stride on tensor cores, those of the result: 32 are enough with 16 along k,
-#: and 16 are not; without a stride on vector units both: 32 and 64 are enough, 16 and 32 are not
+#: channels from which implicit GEMMs serve float32 data gradients (KernelBench): channels along k, of which 3, 8 and 16
+#: are too few. In three dimensions, with a stride on tensor cores, channels of the result: 32 are enough with 16 along
+#: k, and 16 are not; without a stride on vector units both: 32 and 64 are enough, 16 and 32 are not
 _GRADIENT_CHANNELS = 32
 #: share of the copies that windows of one place need with the kernels that came with TF32: they are matmuls of
 #: matrices as they lie, and kernels named nhwckrsc_nchw have one of the two tensors channels last alone
@@ -141,7 +141,7 @@ def _in_layout(terms: Terms, launch: Convolution, gpu: Gpu, pipe: Pipe, known: C
 
 
 def _has_tf32(gpu: Gpu) -> bool:
-    """Whether the library's kernels are those that came with TF32."""
+    """Whether the library's kernels are the ones that came with TF32."""
     return gpu.ceiling_pipe(_TF32).engine == "tensor"
 
 
@@ -170,7 +170,7 @@ def _implicit_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: Convolution
 
 
 def _warp_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:
-    """An implicit GEMM in the main loop of a matmul: tiles, waves and splits along k are those of matmuls, and so are
+    """An implicit GEMM in the main loop of a matmul: tiles, waves and splits along k are as of matmuls, and so are
     the constants."""
     relative = {"forward": 1.0, "input": known.backward_input, "weight": known.backward_weight}[launch.role]
     m, n, k = _dimensions(launch, _ALIGNED_BYTES / launch.itemsize)

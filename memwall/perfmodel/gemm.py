@@ -17,7 +17,7 @@ are arithmetic, DRAM bytes are traffic, and ``load``, ``depth``, ``store``, ``sp
 An operand whose rows do not begin at multiples of 16 bytes can be copied neither by TMA nor 16 bytes at a time:
 ``plateau`` falls to the share that the chip's other kernels reach (:mod:`memwall.hardware.chips`), as it does in TF32.
 
-Quantised matmuls (:mod:`memwall.ops.quantised`) run so too, each kernel with constants of its own: bytes are those of
+Quantised matmuls (:mod:`memwall.ops.quantised`) run so too, each kernel with constants of its own: bytes are of
 the stored operands, scales included; ``plateau``, ``load`` and ``tile`` hold what dequantisation and scaling cost.
 Those of scaled operands are not split along k.
 """

@@ -24,7 +24,7 @@ def idle_w(gpu: Gpu) -> float | None:
 
 
 def above_idle_j(found: Prediction, gpu: Gpu) -> float:
-    """Joules that a kernel draws beyond those of as long a wait; 0 where the power limit is not known."""
+    """Joules that a kernel draws beyond what as long a wait does; 0 where the power limit is not known."""
     return drawn_j(found.compute_s, found.memory_s, found.time_s, gpu)
 
 

@@ -14,7 +14,7 @@ Each is the time of that resource alone; the largest of the first three also hol
 start and the end of a launch, and the other walls of several launches. ``limited_by`` is the largest of all terms.
 ``bound_s`` is the speed of light: datasheet peaks at the highest clock that the part may run, each compulsory byte
 once, no overhead; bytes at L2 bandwidth where all that the kernel touches fits in L2 (Williams, Waterman, Patterson:
-Roofline, CACM 2009). The other terms are those of the clock at which it does run.
+Roofline, CACM 2009). The other terms are at the clock at which it does run.
 
 ``low_s`` and ``high_s`` are the 80 % interval: the 10th and 90th percentile of measured over modeled time, by family
 and GPU, on the rows that the constants were fitted to, or where they are few, on parts of them that a fit of the other

@@ -46,8 +46,8 @@ ROW_OPS = 8
 DRAW_OPS = 50
 #: queries and keys of a block of Pallas' attention (MaxText's base.yml, ``sa_block_q`` and ``sa_block_kv``)
 BLOCK = 512
-#: products of its backward over those of one pass over the scores: the kernels of the queries' gradient and of keys'
-#: and values' both compute scores and their gradients (``sa_use_fused_bwd_kernel: False``): 7 in place of 5
+#: products of its backward over the products of one pass over the scores: the kernels of the queries' gradient and of
+#: keys' and values' both compute scores and their gradients (``sa_use_fused_bwd_kernel: False``): 7 in place of 5
 BACKWARD = 7 / 5
 
 _VECTOR = Pipe("vector", "float32")
@@ -55,8 +55,8 @@ _VECTOR = Pipe("vector", "float32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorCoreWork(Launch):
-    """What a TPU does for a launch. ``rows``: rows of activations that pass tiles of weights, over all tiles, those
-    that ``pipe`` takes; ``parts``: pieces of that work that units may do at once; ``ops``: those of the vector unit;
+    """What a TPU does for a launch. ``rows``: rows of activations that pass tiles of weights, over all tiles, as many
+    as ``pipe`` takes; ``parts``: pieces of that work that units may do at once; ``ops``: ops of the vector unit;
     ``steps``: ops of a loop, one after another."""
 
     FAMILY: ClassVar[str] = "tpu"
@@ -260,7 +260,7 @@ _INDEXED, _INDICES = ("index", "gather", "scatter", "embedding", "_embedding_bag
 
 
 def requests(graph: Graph, op_ids: Sequence[int]) -> int:
-    """Rows or numbers that ops look up; those of JAX have vectors of indices in their last axis."""
+    """Rows or numbers that ops look up; JAX's have vectors of indices in their last axis."""
     found = 0
     for op in (graph.ops[i] for i in op_ids):
         library, _, name = op.name.partition(".")
@@ -273,7 +273,7 @@ def requests(graph: Graph, op_ids: Sequence[int]) -> int:
 
 
 def padding(arrays: Iterable[TensorSpec], gpu: Gpu) -> float:
-    """Bytes of arrays in a TPU's memory over those of their elements; 1 without any."""
+    """Bytes of arrays in a TPU's memory over the bytes of their elements; 1 without any."""
     assert gpu.tpu is not None
     dense = padded = 0.0
     for spec in arrays:

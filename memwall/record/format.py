@@ -223,7 +223,7 @@ def read_schedule(row: _Schedule, gpus: Mapping[str, Gpu], graphs: Sequence[Cost
 
 
 def _restore_waits(kernels: Sequence[_SavedKernel], issues: Sequence[float]) -> None:
-    """Set the waits of the kernels of an older record, which were those of a lone step."""
+    """Set the waits of the kernels of an older record, which were the waits of a lone step."""
     times = (max(k.compute_s, k.memory_s, k.latency_s) + k.overhead_s for k in kernels)
     waits = waits_within(zip(issues, times, (k.overhead_s for k in kernels), strict=True))
     for kernel, wait_s in zip(kernels, waits, strict=True):

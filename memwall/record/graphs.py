@@ -125,7 +125,8 @@ class KindRow:
 
 @dataclass(slots=True)
 class AttentionRow:
-    """The traced graph: the first values and storages of the record's graph, and as ``ops`` those that are lowered."""
+    """The traced graph: the first values and storages of the record's graph, and as ``ops`` the ops that are
+    lowered."""
 
     preferred: str
     values: int
@@ -178,7 +179,7 @@ def attention_to_row(attention: LowerableGraph | None, graph: Graph) -> Attentio
 
 
 def _strides(spec: TensorSpec) -> tuple[int, ...] | None:
-    """None for those of :func:`contiguous`. Those of axes of size 1 may be others, and say NHWC or NCHW."""
+    """None for strides of :func:`contiguous`. Axes of size 1 may have other strides, which say NHWC or NCHW."""
     return None if spec == contiguous(spec.shape, spec.dtype) else spec.strides
 
 

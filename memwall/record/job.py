@@ -28,7 +28,7 @@ def place_of(schedule: Schedule) -> tuple[str, str, str]:
 
 
 def replicas(profile: Profile) -> float:
-    """How many inputs like those of the traced rank a step of the job has: its ranks over those that share them. Ranks
+    """How many inputs like the traced rank's a step of the job has: its ranks over the ranks that share them. Ranks
     do that which exchange, forward, what follows from the inputs (products in shards, parts of a sequence) or are the
     stages of one pipeline; with an all-to-all only where one goes to one other, as each expert's ranks have inputs of
     their own."""
@@ -43,7 +43,7 @@ def replicas(profile: Profile) -> float:
 
 
 def _joined(apart: list[frozenset[int]], group: frozenset[int]) -> list[frozenset[int]]:
-    """Groups that have one rank in common, with a further one; those that have more become one."""
+    """Groups that have one rank in common, with a further one; groups that have more become one."""
     within = [other for other in apart if len(other & group) > 1]
     return [*(other for other in apart if other not in within), group.union(*within)]
 

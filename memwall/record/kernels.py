@@ -19,7 +19,7 @@ from memwall.simulate.schedule import Schedule, time_by_wall
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Throughput of all ranks: steps, samples and tokens per second, and those of each GPU; None where the workload has
+    """Throughput of all ranks: steps, samples and tokens per second, and of each GPU; None where the workload has
     no count."""
 
     steps_per_s: float

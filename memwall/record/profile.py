@@ -49,8 +49,8 @@ class Profile:
     """A traced workload, its costs and its simulations. Everything but making one works without torch.
 
     ``graphs[0]`` is the graph of the first GPU; more follow only where another GPU would run another attention kernel.
-    ``costs[i][j]`` is the cost of ``graphs[i].ops[j]``. ``measurements`` are those of
-    :mod:`memwall.record.measurement` as plain JSON types. ``attention`` has the attention ops as traced, from which
+    ``costs[i][j]`` is the cost of ``graphs[i].ops[j]``. ``measurements`` are as in
+    :mod:`memwall.record.measurement`, as plain JSON types. ``attention`` has the attention ops as traced, from which
     :meth:`on` makes the graphs of other GPUs; None where there are none, or in a record of an older memwall.
 
     Policies of :data:`memwall.fusion.policies.COMPILING` bring a graph of their own for each GPU: ``own_plans`` has the
@@ -102,7 +102,7 @@ class Profile:
 
     @property
     def launch(self) -> str:
-        """How the kernels of its simulations are issued, but for those of compiled programs, which are captured; one
+        """How the kernels of its simulations are issued, but for kernels of compiled programs, which are captured; one
         after another where it has none."""
         return next((s.launch for s in self.simulations if s.policy not in COMPILING), "eager")
 
@@ -123,7 +123,7 @@ class Profile:
 
     @cached_property
     def flops_again(self) -> int:
-        """Of :attr:`model_flops`, those that backward computes again."""
+        """Of :attr:`model_flops`, the FLOPs that backward computes again."""
         return sum(cost.total_flops for op, cost in self._model_costs if op.again)
 
     @property
@@ -211,7 +211,7 @@ class Profile:
         return self.with_facts(notes=(*self.notes, note))
 
     def noted_once(self, *notes: str) -> Profile:
-        """A copy with those of these notes that it has not."""
+        """A copy with the notes that it does not have yet."""
         fresh = tuple(note for note in notes if note not in self.notes)
         return self.with_facts(notes=(*self.notes, *fresh)) if fresh else self
 
@@ -374,7 +374,7 @@ class Profile:
 
     def to_json(self, further: Mapping[str, Any] | None = None) -> str:
         """The record as text: one op, value or kernel a line, byte-identical for equal profiles; ``further`` are keys
-        after those of the record, which no reader uses."""
+        after the record's own, which no reader uses."""
         return "".join(json_lines({**self.to_dict(), **(further or {})})) + "\n"
 
     @classmethod

@@ -206,9 +206,9 @@ def quantities(table: str, rows: Sequence[Any], digits: Mapping[str, int] | None
 
 
 def answer(names: str, values: Callable[[str], Sequence[Any]]) -> list[CellColumn]:
-    """The columns of quantities in the order of their ``names``, without those that no row knows; what ends in ``?``
-    goes where the page is narrow. ``values`` has a name's value of each row; a time that is ``like`` another one takes
-    its unit."""
+    """The columns of quantities in the order of their ``names``, without quantities that no row knows; what ends in
+    ``?`` goes where the page is narrow. ``values`` has a name's value of each row; a time that is ``like`` another one
+    takes its unit."""
     columns = []
     for name in names.split():
         shown = QUANTITIES[name.rstrip("?")]

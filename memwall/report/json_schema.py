@@ -78,7 +78,7 @@ def _property(said: Option) -> dict[str, Any]:
 
 def json_schema(cls: Any, title: str, name: str) -> dict[str, Any]:
     """The schema of a record of ``name`` (``memwall.profile/1``), or of a part of one (``measurement/1``), whose fields
-    are those of a dataclass, or whose items are (``tuple[Cell, ...]``). Further keys are allowed: readers ignore
+    are a dataclass', or whose items are (``tuple[Cell, ...]``). Further keys are allowed: readers ignore
     them."""
     parts: dict[str, Any] = {}
     root = _object(cls, parts) if isinstance(cls, type) else _schema(cls, parts)

@@ -24,7 +24,7 @@ from memwall.wings import page_of
 class Report:
     """A result and how to show it. Pages are frozen dataclasses of this: the result first, then the options.
 
-    A page has those of the methods that its ``kinds`` need.
+    A page has the methods that its ``kinds`` need.
     """
 
     #: what a message calls it
@@ -119,7 +119,7 @@ def render(
     """A report, a profile, a comparison or servers (``saved``) as one of its kinds; png, pdf and parquet are bytes, the
     rest text.
 
-    ``width`` and ``color`` are those of a text, ``style`` (``screen`` or ``paper``) that of a picture; ``options`` are
+    ``width`` and ``color`` are of a text, ``style`` (``screen`` or ``paper``) is of a picture; ``options`` are
     the fields of the report of a profile (``by``, ``top``, ``sort``, ``what_ifs``, ``explained``, ``picture``). A kind
     ignores what it has no use for: ``top`` means nothing to a CSV.
 

@@ -177,8 +177,8 @@ def _distinct(texts: Sequence[str], natural: int, *, tail: bool) -> int:
 
 
 def _stacked(table: Table, columns: list[tuple[int, int]], width: int | None) -> Iterator[list[tuple[int, int]]]:
-    """The columns in as many tables as the page is too narrow for, each of which begins with those that say what a row
-    is: all before the first number, or the first alone where the others leave no room."""
+    """The columns in as many tables as the page is too narrow for, each of which begins with columns that say what a
+    row is: all before the first number, or the first alone where the others leave no room."""
     count = max(next((n for n, (i, _) in enumerate(columns) if table.columns[i].numeric), len(columns)), 1)
     keys = columns[:count]
     if width is not None and _width([*keys, *sorted(columns[count:], key=lambda each: -each[1])[:1]]) > width:

@@ -35,7 +35,7 @@ _MOST_LINES = 3
 def render_trace(
     profile: Profile, ranks: Mapping[int, Profile] | None = None, pipeline: PipelineStep | None = None
 ) -> str:
-    """All simulations of a profile as one trace, those of one GPU in one process; or of each of some ``ranks``, with
+    """All simulations of a profile as one trace, all of one GPU in one process; or of each of some ``ranks``, with
     the step of their ``pipeline``."""
     sides = {f"rank {rank}, ": each for rank, each in traced_ranks(ranks).items()} if ranks else {"": profile}
     return written(profile, _events(sides, pipeline))
@@ -167,7 +167,7 @@ class ModuleScope(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """One schedule on a clock. ``launches[i]`` and ``runs[i]`` are those of ``kernels[i]``; no two launches overlap,
+    """One schedule on a clock. ``launches[i]`` and ``runs[i]`` are of ``kernels[i]``; no two launches overlap,
     nor two runs of a stream.
 
     ``scopes`` are in the order in which they open. ``memory`` holds the bytes alive from a nanosecond on; it is empty

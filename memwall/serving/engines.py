@@ -165,7 +165,7 @@ class AskedEngine:
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """Engines under a policy; ``steps`` are of the engines that decode; ``gpus`` are those of all engines."""
+    """Engines under a policy; ``steps`` are of the engines that decode; ``gpus`` are the GPUs of all engines."""
 
     steps: GpuSteps
     engines: GpuSteps | Disaggregated

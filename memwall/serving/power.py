@@ -20,7 +20,7 @@ class StepPower:
     _known: dict[tuple[object, ...], float] = field(default_factory=dict)
 
     def above_idle_j(self, step: EngineStep) -> float:
-        """Joules of a GPU's kernels in a step, beyond those of as long a wait."""
+        """Joules of a GPU's kernels in a step, beyond the joules of as long a wait."""
         key = step.decodes, step.prefills, step.verified
         if key not in self._known:
             others = (each for each in self.steps.each(step) if not isinstance(each[0], CACHED))

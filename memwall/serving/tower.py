@@ -56,7 +56,7 @@ class Pictures:
         return f"{counted(self.images, 'image')}{size} as {counted(self.tokens, 'token')}"
 
     def beside(self, served: ServedKernels) -> ServedKernels:
-        """The kernels of a model and of its tower, whose weights were among those that no kernel reads."""
+        """The kernels of a model and of its tower, whose weights were among the weights that no kernel reads."""
         others = max(served.other_bytes - self.tower.weight_bytes, 0)
         return replace(served, kernels=(*served.kernels, (self.tower, 1)), other_bytes=others)
 

@@ -1,11 +1,11 @@
 """What the host does to issue each kernel of a plan: calls, modules, views, autograd nodes, allocations, launches.
 
-The kinds of work are those of :class:`memwall.hardware.host.HostWork`. An eager op is a call of the dispatcher, from
-Python or from an autograd node. Calls that launch nothing have no place in a graph, which counts them: they are spread
-evenly over its ops. Under a fused policy each phase is a call of compiled code, which does nothing but launch its
-kernels, and what no compiled graph holds is issued as eager does; ``ideal`` is a call and its launches, the least that
-any kernel asks for. A loop over the groups of a grouped matmul calls the dispatcher for each, within compiled code too.
-A graph of JAX's primitives has calls, allocations and launches alone: scopes are names, gradients are part of the
+The kinds of work are the fields of :class:`memwall.hardware.host.HostWork`. An eager op is a call of the dispatcher,
+from Python or from an autograd node. Calls that launch nothing have no place in a graph, which counts them: they are
+spread evenly over its ops. Under a fused policy each phase is a call of compiled code, which does nothing but launch
+its kernels, and what no compiled graph holds is issued as eager does; ``ideal`` is a call and its launches, the least
+that any kernel asks for. A loop over the groups of a grouped matmul calls the dispatcher for each, within compiled code
+too. A graph of JAX's primitives has calls, allocations and launches alone: scopes are names, gradients are part of the
 program, and what is compiled is called once.
 """
 
@@ -53,7 +53,7 @@ def _is_loop(op: Op) -> bool:
 
 
 def _launches(op: Op, launches: int) -> int:
-    """The launches that the host is asked for; those of a recurrent layer are in its own model."""
+    """The launches that the host is asked for; launches of a recurrent layer are in its own model."""
     return min(launches, 1) if is_recurrent(op.name) else launches
 
 
@@ -90,7 +90,7 @@ def _ideal(graph: Graph, kernels: Iterable[Issued]) -> list[HostWork]:
     return [HostWork(op=bool(launches), launch=launches) for _, launches in kernels]
 
 
-#: policy -> how its kernels are issued; those of all others are compiled
+#: policy -> how its kernels are issued; kernels of all others are compiled
 _ISSUED: Mapping[str, Callable[[Graph, Iterable[Issued]], list[HostWork]]] = {"eager": _eager, "ideal": _ideal}
 
 

@@ -60,7 +60,7 @@ def _ran(steps: Iterable[QueuedKernel], ahead_s: float) -> tuple[list[float], fl
 
 
 def step_in_loop(steps: Sequence[QueuedKernel]) -> tuple[list[float], float]:
-    """The waits of a step's kernels where the same step is issued again and again, and the seconds of a step: those of
+    """The waits of a step's kernels where the same step is issued again and again, and the seconds of a step: of
     the CPU, or of the GPU where it never catches up with the CPU. A step in which the CPU waits begins each time with
     the GPU as far behind as it left it."""
     if any(step.awaited for step in steps):

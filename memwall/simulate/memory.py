@@ -16,10 +16,10 @@ class MemoryPeak:
     """Device memory at the moment when most is alive, in bytes by what they are: one of :data:`KINDS` each."""
 
     parameters: int = 0
-    #: of parameters, and of inputs that require one; those of intermediates are temporaries
+    #: of parameters, and of inputs that require one; gradients of intermediates are temporaries
     gradients: int = 0
     optimizer_state: int = 0
-    #: results of the forward pass: in training those that the backward pass reads or the step returns
+    #: results of the forward pass: in training results that the backward pass reads or the step returns
     activations: int = 0
     #: whatever else the step writes: results that die in their own phase, gradients of intermediates, copies of
     #: parameters (autocast), an optimizer's intermediates. Older records count these and inputs as activations

@@ -107,7 +107,7 @@ def run_pipeline(
     Args:
         stages: in the order of the layers; ``ranks`` divides their number.
         schedule: a key of :data:`ORDERS`.
-        orders: the tasks of each rank, in place of those of the schedule.
+        orders: the tasks of each rank, in place of the schedule's.
 
     Raises:
         UsageError: stages that do not divide, or orders in which ranks wait for each other (names the tasks).

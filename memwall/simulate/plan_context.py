@@ -64,7 +64,7 @@ class PlanContext:
     """What a plan determines on any GPU: its distinct kernels, sums, and the memory peak."""
 
     kinds: Sequence[AlikeKernels]
-    #: the kind of each kernel, in launch order; of those of each class; and of those that MFU counts
+    #: the kind of each kernel, in launch order; of the kernels of each class; and of kernels that MFU counts
     order: Sequence[int]
     by_class: Mapping[str, Sequence[int]]
     matrix: Sequence[int]
@@ -78,7 +78,7 @@ class PlanContext:
 
     @classmethod
     def of(cls, graph: Graph, plan: Plan, costs: Sequence[Cost] = ()) -> PlanContext:
-        """Derive the context of a plan. ``costs`` are those of the graph's ops; without them a kernel has the first
+        """Derive the context of a plan. ``costs`` are of the graph's ops; without them a kernel has the first
         class of its ops."""
         alike = graph.alike
         first: dict[tuple[Any, ...], int] = {}

@@ -26,7 +26,7 @@ from memwall.perfmodel.families import as_run
 
 C = TypeVar("C", bound=Constants)
 
-#: ways of issuing kernels that repeat the step, and those of a lone call, of :data:`memwall.simulate.issue.LAUNCHES`
+#: ways of issuing kernels that repeat the step, and ways of a lone call, of :data:`memwall.simulate.issue.LAUNCHES`
 LOOPS, LONE = ("eager", "graph"), ("call", "replay")
 #: share of its power limit that a board draws outside of products: three float32 BERT encoders on an A10, which holds
 #: their products at a third of the peak, ask for 0.54, 0.57 and 0.65 (fastertransformer.csv)

@@ -5,7 +5,7 @@ A touched storage counts as in L2 until more bytes than L2 holds have moved
 residency unless all that the kernel touches fits. :mod:`memwall.simulate.launch_queue` says how long each kernel waits
 for the CPU.
 
-On a CPU (a spec with ``[cpu]``) the terms are those of :mod:`memwall.perfmodel.cpu`. A TPU's arrays are padded
+On a CPU (a spec with ``[cpu]``) the terms are from :mod:`memwall.perfmodel.cpu`. A TPU's arrays are padded
 (:func:`memwall.perfmodel.tpu.padding`).
 """
 
@@ -48,14 +48,15 @@ class Totals:
     mfu: float
     low_s: float
     high_s: float
-    #: of ``dram_bytes``, those that are read from L2, where earlier kernels left them
+    #: of ``dram_bytes``, bytes that are read from L2, where earlier kernels left them
     resident_bytes: int = 0
     #: as ``mfu``, with what backward computes again of forward, fused attention's kernels their scores
     hfu: float = 0.0
 
 
 class KernelTiming(NamedTuple):
-    """When only a kernel's time matters: its wall, its seconds, and those of them in which it waits for the CPU."""
+    """When only a kernel's time matters: its wall, its seconds, and of these the seconds in which it waits for the
+    CPU."""
 
     limited_by: str
     time_s: float
@@ -71,7 +72,7 @@ class KernelTiming(NamedTuple):
 
 
 class Alone(NamedTuple):
-    """A kernel by its first op: its seconds without waits, those of the CPU to issue it, its FLOPs, and the seconds of
+    """A kernel by its first op: its seconds without waits, the CPU's seconds to issue it, its FLOPs, and the seconds of
     its matrix FLOPs at the peaks of their pipes; and both of what it does again of forward."""
 
     op: int
@@ -304,7 +305,7 @@ def in_memory(graph: Graph, group: Group, gpu: Gpu) -> Cost:
 
 
 def _layout(graph: Graph, group: Group, gpu: Gpu) -> tuple[float, int]:
-    """Bytes of a kernel's arrays on a TPU over those of their elements, and what it looks up."""
+    """Bytes of a kernel's arrays on a TPU over the bytes of their elements, and what it looks up."""
     arrays = (graph.values[i].spec for i in (*group.reads, *group.writes))
     return padding(arrays, gpu), requests(graph, group.op_ids)
 

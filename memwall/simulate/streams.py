@@ -1,10 +1,10 @@
 """Streams on one GPU: kernels that run while a link carries messages, and what of the messages nothing hides.
 
-A stream runs its kernels in order, each after those of other streams that it waits for. The GPU computes one kernel at
-a time, whichever stream is ready first, so that streams add no arithmetic; each link carries one message at a time each
-way, while the GPU computes. Seconds in which the GPU computes nothing are charged to the messages that are under way
-then, first to those that the next kernel waits for (they are exposed), and what remains to that kernel: it waits for
-the CPU. So the seconds of all kernels add up to those of the step. A message under way takes a share of the
+A stream runs its kernels in order, each after kernels of other streams that it waits for. The GPU computes one kernel
+at a time, whichever stream is ready first, so that streams add no arithmetic; each link carries one message at a time
+each way, while the GPU computes. Seconds in which the GPU computes nothing are charged to the messages that are under
+way then, first to messages that the next kernel waits for (they are exposed), and what remains to that kernel: it waits
+for the CPU. So the seconds of all kernels add up to the step's. A message under way takes a share of the
 multiprocessors and of the memory's bandwidth from the kernels next to it, and is charged what they take longer. So is
 a copy that a TPU's program starts ahead of what waits for it: engines of their own move it (JAX scaling book), and take
 memory's bandwidth alone.

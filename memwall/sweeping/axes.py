@@ -17,7 +17,7 @@ from typing import Any
 from memwall.core.errors import UsageError
 
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
-_COMMA = re.compile(r",(?![^\[]*\])")  # not those of a shape, f32[8,3,224,224]
+_COMMA = re.compile(r",(?![^\[]*\])")  # not the commas of a shape, f32[8,3,224,224]
 #: values of one axis at most
 MOST_VALUES = 1_000_000
 

@@ -1,4 +1,4 @@
-"""Evaluated points → those that satisfy all conditions, the best of them, and the Pareto front."""
+"""Evaluated points → points that satisfy all conditions, the best of them, and the Pareto front."""
 
 from __future__ import annotations
 

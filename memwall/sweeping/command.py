@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: keys of a file of a sweep, and of a workload in it
 _KEYS = ("targets", "vary", "where", "best", "top", "pareto", "of", "price", "workloads")
-#: of these those that are no texts: whether a value is one, and what is wanted
+#: keys whose values are no texts: whether a value is one, and what is wanted
 _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "best": (lambda value: isinstance(value, str), "the name of a quantity"),
     "of": (lambda value: isinstance(value, str), "the name of a kind of points"),

@@ -176,7 +176,7 @@ class Comparison:
         return json.dumps(self.to_dict(), indent=1, ensure_ascii=True, allow_nan=False) + "\n"
 
     def to_pandas(self) -> DataFrame:
-        """One row per entry (or per machine), the columns those of the CSV: the fields of :class:`Entry`, the shares of
+        """One row per entry (or per machine), the columns as in the CSV: the fields of :class:`Entry`, the shares of
         the walls as ``wall_shares.compute`` and so on; seconds and bytes in base units."""
         frame: DataFrame = view("sweeping.comparison_page.comparison_frame", self)
         return frame
@@ -190,7 +190,7 @@ class Comparison:
 def ratio_interval(base: Totals, other: Totals) -> tuple[float, float] | None:
     """The 80 % interval of ``base.time_s / other.time_s`` of two GPUs; None where a time has none.
 
-    The errors of the two are taken as independent, so that those of the logarithms add up as squares. On measured rows
+    The errors of the two are taken as independent, so that errors of the logarithms add up as squares. On measured rows
     of equal shapes on two GPUs they are correlated by 0.1 to 0.2 (products, fp32 elementwise) and up to 0.5 to 0.7
     (attention, norms, convolutions), never below 0: the interval holds at least 80 % of them.
     """

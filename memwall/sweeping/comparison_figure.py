@@ -171,7 +171,7 @@ _ASIDE = (-4, 12, -18, 26, -32, 40)
 def _name_machines(
     scene: Scene, placer: Placer, frame: Box, x: PlotAxis, machines: Sequence[Machine], dates: Sequence[float]
 ) -> None:
-    """Upright names, those of one date together, from the upper edge down as far as no line is in the way."""
+    """Upright names, all of one date together, from the upper edge down as far as no line is in the way."""
     at: dict[float, list[str]] = {}
     for machine, date in zip(machines, dates, strict=True):
         at.setdefault(date, []).append(clean(machine.name))

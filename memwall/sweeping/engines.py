@@ -38,7 +38,7 @@ _SETTINGS = {
     "distributed.worker.profile.enabled": False, "distributed.scheduler.worker-saturation": "inf",
     "distributed.nanny.pre-spawn-environ": {"OMP_NUM_THREADS": 1}, "distributed.deploy.lost-worker-timeout": "60s",
 }  # fmt: skip
-#: how often a cluster here is asked for workers in the place of those that it has given up
+#: how often a cluster here is asked for workers in the place of workers that it has given up
 _RENEWED_MS = 5000
 #: how often a task is tried whose process dies, by the system's hand or the model's
 _TRIES = 3

@@ -1,5 +1,5 @@
 """The pictures of a sweep: a quantity along one option, with the end of the memory and the walls; heat maps of two
-options; the Pareto front. Colours of lines are GPUs or targets, those of dots are walls."""
+options; the Pareto front. Colours of lines are GPUs or targets, colours of dots are walls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _ALIKE = {"link": 0, "compute": 2, "bandwidth": 3}
 #: pixels down of a picture, and of a row of a heat map
 _HIGH, _ROW = 300.0, 26.0
-#: dots of points that are not on the front at most, and labels of those that are
+#: dots of points that are not on the front at most, and labels of points that are
 _DUST, _LABELS = 4000, 12
 
 
@@ -54,7 +54,7 @@ def growth_chart(grown: Growth) -> Chart:
 
 
 def line_colors(count: int, walls: Sequence[str]) -> list[str]:
-    """Colours of lines whose dots have those of walls: one that is like a wall's comes last."""
+    """Colours of lines whose dots have the colours of walls: one that is like a wall's comes last."""
     alike = {_ALIKE[wall] for wall in walls if wall in _ALIKE}
     order = sorted(range(len(SERIES_COLORS)), key=lambda number: number in alike)
     return [SERIES_COLORS[order[number % len(order)]] for number in range(count)]
@@ -201,7 +201,7 @@ def _cell_texts(value: float | None) -> tuple[str, str]:
 
 
 def front_chart(left: DataFrame, front: DataFrame, axes: Sequence[str], name_of: Callable[[Any], str]) -> Chart:
-    """All points as dust, those that no other beats as a line; of three quantities as dots, which are the larger the
+    """All points as dust, points that no other beats as a line; of three quantities as dots, which are the larger the
     better the third is."""
     x_row, y_row = (QUANTITIES[name] for name in axes[:2])
 

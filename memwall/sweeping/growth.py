@@ -68,7 +68,7 @@ def _per_doubling(x: float, x_after: float, y: float, y_after: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """Series of a quantity over an option; ``fixed`` are the values of the other options, those of the best point, and
+    """Series of a quantity over an option; ``fixed`` are the values of the other options, as in the best point, and
     ``others`` counts the series that are left out."""
 
     across: str

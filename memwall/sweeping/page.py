@@ -114,7 +114,7 @@ class SweepReport(Report):
         return sections
 
     def _parallel(self) -> str:
-        """A canvas with its points, those that are best, as JSON for its script."""
+        """A canvas with its points, the best ones, as JSON for its script."""
         found, kind = self.found, self.found.question.kind
         shown = found.left.head(_LINES)
         names = [name for name in ANSWERS[kind.name][""].replace("?", "").split() if QUANTITIES[name].unit in _DRAWN]

@@ -59,8 +59,8 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Swept:
-    """A finished sweep. ``frame`` has all points, ``left`` those that satisfy the conditions, the first by ``best`` at
-    the top, ``front`` those of the Pareto front of the quantities ``axes``; ``seconds`` is how long it took."""
+    """A finished sweep. ``frame`` has all points, ``left`` points that satisfy the conditions, the first by ``best`` at
+    the top, ``front`` the points of the Pareto front of the quantities ``axes``; ``seconds`` is how long it took."""
 
     question: Question
     spaces: tuple[Space, ...]
@@ -309,7 +309,7 @@ class _SweepProgress:
 def _tasks(
     which: Iterable[int], points: Sequence[tuple[str, Options]], question: Question
 ) -> tuple[list[Task], list[list[int]]]:
-    """Points that share a trace, those of one engine together, in tasks; and the places of each task's points."""
+    """Points that share a trace, all of one engine together, in tasks; and the places of each task's points."""
     kind = question.kind
     groups: dict[Any, dict[Any, list[int]]] = {}
     for i in which:

@@ -23,7 +23,7 @@ from memwall.training.blocks import WORKS, Block, Blocks, BlockWork
 from memwall.training.dispatch import Routing
 from memwall.training.places import AFTER, BEFORE, collective_of, core_ops, places_of, repeated_ops
 
-#: of these, those of the ranks that share matmuls
+#: of these, collectives of the ranks that share matmuls
 _OF_PRODUCTS = ("all_reduce", "all_gather", "reduce_scatter")
 
 #: collective, bytes of its message, the ranks of its group (:mod:`memwall.core.ranks`), and of an all-to-all that

@@ -15,11 +15,11 @@ from memwall.core.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class BlockWork:
-    """What runs in one direction: seconds of the GPU, of these those of collectives (``link_s``), of these those next
-    to matmuls (``tensor_s``) and those to experts of other ranks and back (``a2a_s``; with HybridEP they take
+    """What runs in one direction: seconds of the GPU, of these seconds of collectives (``link_s``), of these seconds
+    next to matmuls (``tensor_s``) and to experts of other ranks and back (``a2a_s``; with HybridEP they take
     ``hybrid_s``, 0 where it is not known how many experts a token chooses), and seconds of the CPU to issue it.
     ``flops``: of matmuls and attention, which take ``matrix_s`` at the peaks of their pipes; of both ``repeated`` and
-    ``repeated_s`` are those that every rank that shares matmuls computes alike; ``again`` and ``again_s`` are what
+    ``repeated_s`` are what every rank that shares matmuls computes alike; ``again`` and ``again_s`` are what
     attention's backward computes again of its forward, beyond them."""
 
     busy_s: float = 0.0

@@ -101,7 +101,7 @@ class Parallelism:
 
     @property
     def sharers(self) -> int:
-        """Of these those that hold a share each."""
+        """Of these, replicas that hold a share each."""
         return self.shards or self.replicas
 
     @property

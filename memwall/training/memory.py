@@ -121,7 +121,7 @@ class Ranks:
         return self.layout.tp * self.layout.replicas // self.layout.ep
 
     def reduces(self, block: Block) -> list[ReplicaMessage]:
-        """The messages that sum a block's gradients: over those that hold shares, then over the copies of a share."""
+        """The messages that sum a block's gradients: over the holders of shares, then over the copies of a share."""
         layout, nbytes = self.layout, self.state.gradient
         op = "all_reduce" if layout.fsdp == "none" else "reduce_scatter"
         found = self._between(op, block.trained, nbytes)

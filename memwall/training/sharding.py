@@ -46,7 +46,7 @@ _SHARED_COUNTS = (
 @dataclass(frozen=True, slots=True)
 class Split:
     """The paths of the modules that are split: layers by columns, with the layer by rows that each group of them leads
-    to; heads, whose results stay split, and those of them with a loss in the model; embeddings of tokens. ``entry``:
+    to; heads, whose results stay split, and heads with a loss in the model; embeddings of tokens. ``entry``:
     the module from whose input on sequences can be split."""
 
     groups: tuple[tuple[tuple[str, ...], str], ...]

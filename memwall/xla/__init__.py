@@ -4,5 +4,5 @@ buffers, read but not run.
 A child process compiles the exported program for a description of the device (:mod:`~memwall.xla.target`,
 :mod:`~memwall.xla.compiling`); :mod:`memwall.frontend.hlo` reads the optimized HLO. What needs timing on the device is
 not decided without it: which product becomes Triton's, cuBLAS's or cuDNN's, and with which tiles. Fusion boundaries are
-those of the compiler, and products are priced as libraries reach them. JAX is imported in the child alone.
+the compiler's, and products are priced as libraries reach them. JAX is imported in the child alone.
 """

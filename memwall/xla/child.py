@@ -37,7 +37,7 @@ def compiled(artifact: bytes, target: XlaTarget) -> Mapping[str, Any]:
     import jax
     from jax import export
 
-    jax.config.update("jax_traceback_in_locations_limit", 0)  # lines are those of the program, not of this module
+    jax.config.update("jax_traceback_in_locations_limit", 0)  # lines are of the program, not of this module
     try:
         exported = export.deserialize(bytearray(artifact))
     except Exception as error:

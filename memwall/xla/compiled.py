@@ -1,11 +1,11 @@
-"""The ``xla`` policy: the kernels that XLA compiles a program to, priced like those of any other plan.
+"""The ``xla`` policy: the kernels that XLA compiles a program to, priced like the kernels of any other plan.
 
 A plan has a group for each kernel of the optimized HLO, in the order of its schedule. A fusion is one generated kernel
 that reads what its results ask for (:mod:`memwall.xla.demand`) and writes them, both once: XLA divides sums that need
 several passes into kernels of their own.
 A product keeps the shape in which libraries compute it, with what is fused to it, since the tiles that XLA chooses
-without a device are not those of a run. Bytes in a TPU's VMEM do not cross the border: copies of their own have moved
-them there. The peak is that of the buffer assignment; of text alone, which has none, it is simulated.
+without a device are not a run's. Bytes in a TPU's VMEM do not cross the border: copies of their own have moved
+them there. The peak is from the buffer assignment; of text alone, which has none, it is simulated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from memwall.xla.target import target_of
 
 #: memory spaces: a device's DRAM, and the host's memory
 DRAM, HOST = 0, 5
-#: kinds of kernels that a compiler generates: those of fusions
+#: kinds of kernels that a compiler generates: of fusions
 GENERATED = frozenset(("loop", "input", "output", "custom"))
 #: kinds that launch nothing: buffers that lie behind each other
 _JOINED = frozenset(("ConcatBitcast",))
@@ -92,8 +92,8 @@ def _said(made: Executable) -> tuple[str, ...]:
         )
     if made.devices > 1:
         notes.append(
-            f"XLA divides the program among {made.devices} devices: kernels, time and memory are those of one of them,"
-            " and counts of the whole program those of all"
+            f"XLA divides the program among {made.devices} devices: kernels, time and memory are of one of them,"
+            " and counts of the whole program are of all"
         )
     return tuple(notes)
 
@@ -172,7 +172,7 @@ def _by_storage(graph: Graph, ids: Sequence[int]) -> dict[int, int]:
 
 
 def _absent(moved: Mapping[int, int], absent: Mapping[int, float]) -> int:
-    """Of bytes by storage, those that are not in DRAM. ``absent``: storage → its share of them."""
+    """Of bytes by storage, the bytes that are not in DRAM. ``absent``: storage → its share of them."""
     return round(sum(absent.get(storage, 0.0) * nbytes for storage, nbytes in moved.items()))
 
 

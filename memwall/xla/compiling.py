@@ -53,7 +53,7 @@ class Executable:
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes of the buffer assignment: arguments, results and temporaries, those that share memory once."""
+        """Bytes of the buffer assignment: arguments, results and temporaries; what shares memory counts once."""
         return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
 
 

@@ -1,6 +1,6 @@
 """How XLA is told of a device that is not there: a GPU's limits and rates as text, a TPU's slice by name.
 
-The fields of a GPU are those of ``GpuTargetConfigProto`` and ``GpuDeviceInfoProto`` (xla/stream_executor/
+The fields of a GPU are from ``GpuTargetConfigProto`` and ``GpuDeviceInfoProto`` (xla/stream_executor/
 device_description.proto), as XLA's own files of known GPUs have them (xla/backends/gpu/target_config/specs).
 """
 
@@ -35,7 +35,8 @@ class TpuSlice:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-#: part of a spec's name → its generation. Two cores of a v4 and a v5p are one device (megacore), those of a 7x are two
+#: part of a spec's name → its generation. Two cores of a v4 and a v5p are one device (megacore), two cores of a 7x are
+#: two
 TPUS: Mapping[str, TpuSlice] = {
     "v4": TpuSlice("v4", 3, {"chip_config_name": "megacore"}),
     "v5e": TpuSlice("v5e", 2),

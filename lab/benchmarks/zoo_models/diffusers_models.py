@@ -1,6 +1,6 @@
 """Model classes of diffusers 0.42, each with the inputs of its forward: one of every family, at its own width.
 
-Transformers keep one or two layers. Latents are those of images of 256 to 512 pixels and of a few frames of video;
+Transformers keep one or two layers. Latents are of images of 256 to 512 pixels and of a few frames of video;
 pixels of autoencoders are 64 to 256 wide.
 """
 

@@ -108,7 +108,7 @@ _NOT_RUNNABLE: Mapping[str, str] = {
     "lw_detr": "no scale for its projector",
     "higgs_audio_v2_tokenizer": "two encoders with different numbers of frames",
 }
-#: those that it cannot run in training → why
+#: models that it cannot run in training → why
 _NOT_TRAINABLE: Mapping[str, str] = dict.fromkeys(
     ("sam2_video", "sam3_tracker_video", "edgetam_video"), "scores that it keeps outside of training, yet reads always"
 )

@@ -36,7 +36,7 @@ def _call(kind: str, dtype: str, shape: str, cost: Cost) -> Call:
 # -- linear attention --------------------------------------------------------------------------------------------------
 
 
-#: version of SGLang whose rows are as those of TensorRT-LLM
+#: version of SGLang whose rows are as TensorRT-LLM's
 _KEYS_ALONE = "0.5.10"
 
 

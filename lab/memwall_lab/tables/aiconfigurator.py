@@ -2,7 +2,7 @@
 
 The linear layers cycle through several copies of their weights, at most five: weights are cold unless all copies fit in
 L2, activations warm. Rows of fp8 include the quantisation of the activations in three launches (clear a scale, find the
-largest value, convert): the shortest rows take 9.5 to 12 us more than those of bf16.
+largest value, convert): the shortest rows take 9.5 to 12 us more than the shortest of bf16.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _INSTRUCTIONS = 16
 
 
 #: engine and dtype of the table -> scheme, and whether the row includes the quantisation of activations; TensorRT-LLM's
-#: 8-bit floats are those of the other table
+#: 8-bit floats are as in the other table
 _TIMED: Mapping[tuple[str, str], tuple[str, bool]] = {
     ("trtllm", "int4_wo"): ("int4_wo", True), ("trtllm", "int8_wo"): ("int8_wo", True), ("trtllm", "sq"): ("sq", True),
     ("trtllm", "fp8_block"): ("fp8_block", True), ("sglang", "fp8_block"): ("fp8_block", True),

@@ -1,4 +1,4 @@
-"""Tables of collectives: those of nccl-tests and of inference servers, and NCCL's all-reduce as Vidur timed it."""
+"""Tables of collectives: of nccl-tests and of inference servers, and NCCL's all-reduce as Vidur timed it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ Models are configurations in a folder ``configs`` next to the table or to its fo
 - a row that has the load and both times of InferenceX's own row, to six digits, is that row, which states its engines
   and does not speculate;
 - a row that no list has is of the engines of InferenceX's own row with the same load on the same GPUs, and a lone GPU,
-  which cannot hold DeepSeek, of those of the only row with its load; if it is faster by ``SPECULATES``, it speculates;
+  which cannot hold DeepSeek, of the engines of the only row with its load; if it is faster by ``SPECULATES``, it
+  speculates;
 - without such a row there are 4 engines that decode, or one where each would have more than :data:`_MOST_SHARED`
   clients, whose GPUs then attend to sequences of their own, as the rows that state them do;
 - lengths are 0.8 to 1.0 of nominal in InferenceX, and taken as 0.95 to 1.0 in NVIDIA's sweeps, which say nothing;
@@ -108,7 +109,7 @@ def _load_of(record: Record) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4)
 def _times(source: Path) -> Mapping[tuple[object, ...], list[float]]:
-    """TPOT of all rows of one engine, or more, with a load, and of those that are one of the same deployments."""
+    """TPOT of all rows of one engine, or more, with a load, and of rows that are one of the same deployments."""
     found: dict[tuple[object, ...], list[float]] = {}
     for _, record in read_csv(source):
         if "DeepSeek" in record["model_path"]:
@@ -175,7 +176,7 @@ def _is_same(record: Record, other: Record) -> bool:
 
 
 def _is_whole(record: Record) -> bool:
-    """Whether a row states all GPUs of a deployment of prompts and decodes apart as those of one engine."""
+    """Whether a row states all GPUs of a deployment of prompts and decodes apart as the GPUs of one engine."""
     if record["mode"] == "agg":
         return _gpus(record) > _NODE and _count(record, "moe_ep_size") == 1
     gpus = _count(record, "decode_tp_size")
@@ -183,7 +184,7 @@ def _is_whole(record: Record) -> bool:
 
 
 def _pool(record: Record, prefix: str) -> Pool:
-    """The engines of a kind: ``prefill_``, ``decode_``, or those of both."""
+    """The engines of a kind: ``prefill_``, ``decode_``, or the engines of both."""
     tp, dp, pp, moe_tp, ep, engines = (max(_count(record, f"{prefix}{name}"), 1) for name in _ENGINES)
     if not prefix and moe_tp == ep > 1 and tp * dp == moe_tp * ep:
         tp, dp = (1, ep) if dp > 1 else (ep, 1)

@@ -1,9 +1,9 @@
 """InferenceX's lists of deployments: the engines, experts and draft tokens of rows that do not state them.
 
-``inferencex.csv`` has each deployment with its load. A row is one of those with its load that have as many GPUs as it
-states: those of an engine that decodes, of all such engines, or of the deployment. Where these are several, the rows
-with that load and those GPUs are theirs in the order of their times, of which those that a run repeats (within 5 %)
-count once: what speculates comes first, then what has fewer clients for each GPU.
+``inferencex.csv`` has each deployment with its load. A row is one of the deployments with its load that have as many
+GPUs as it states: the GPUs of an engine that decodes, of all such engines, or of the deployment. Where these are
+several, the rows with that load and those GPUs are theirs in the order of their times, of which rows that a run repeats
+(within 5 %) count once: what speculates comes first, then what has fewer clients for each GPU.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from memwall_lab.tables.base import gpu_named, known, size
 
 @dataclass(frozen=True, slots=True)
 class NetworkSample(Timed):
-    """One measured step of a network, which is traced when it is modeled. ``policy`` and ``launch`` are those of
+    """One measured step of a network, which is traced when it is modeled. ``policy`` and ``launch`` are as of
     :class:`ModuleSample`."""
 
     IS_SIMULATED: ClassVar[bool] = True

@@ -1,7 +1,7 @@
 """NVIDIA's own measurements of whole networks in PyTorch: FasterTransformer's guides (NVIDIA/FasterTransformer) and
 DeepLearningExamples' READMEs.
 
-The networks are those of 2019 to 2022 (:mod:`memwall_lab.old_bert`, :mod:`memwall_lab.convnets`; Swin and ViT are
+The networks are of 2019 to 2022 (:mod:`memwall_lab.old_bert`, :mod:`memwall_lab.convnets`; Swin and ViT are
 transformers'), each row traced here. Longformer is left out: which tokens are global decides what it runs. TorchScript
 of that time is taken for eager kernels. ``amp`` of a ConvNet is autocast in channels_last; of BERT, apex's O2, a model
 in float16.

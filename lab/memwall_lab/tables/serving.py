@@ -1,9 +1,9 @@
 """aiconfigurator's tables of inference servers (ai-dynamo/aiconfigurator): mixtures of experts and latent attention.
 
-``num_tokens`` of experts are those of all GPUs that share them, of which the one with most rows is timed; sizes are the
-model's. The collector deals tokens to experts in turn, or by a power law drawn five times. SGLang's Triton and Marlin
-kernels are timed with the tokens of that GPU alone, all whose choices elsewhere are made its first expert's; its Triton
-kernels have no 4-bit weights, which are made bfloat16 before (they are read at the rate of bfloat16).
+``num_tokens`` of experts are the tokens of all GPUs that share them, of which the one with most rows is timed; sizes
+are the model's. The collector deals tokens to experts in turn, or by a power law drawn five times. SGLang's Triton and
+Marlin kernels are timed with the tokens of that GPU alone, all whose choices elsewhere are made its first expert's; its
+Triton kernels have no 4-bit weights, which are made bfloat16 before (they are read at the rate of bfloat16).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROUTINGS = {"balanced": IN_TURN, "power_law_1.01": ExpertRouting(skew=1.01), "p
 _LATENT_DTYPES = {"bfloat16": "bfloat16", "fp8": "fp8"}
 _LATENT_PRODUCTS = {"mla_gen_pre": "mla_gen_pre", "mla_gen_post": "mla_gen_post"}
 #: SGLang's kernels that attend to latents in prefill too: their longest rows take the FLOPs of 1088 numbers a pair at
-#: the rate at which others' take those of 320
+#: the rate at which others' take the FLOPs of 320
 _ABSORBED = ("flash_attention", "triton")
 #: servers whose attention is timed in eager calls: none of their rows is shorter than 0.1 ms
 _EAGER = ("vllm",)
@@ -61,7 +61,7 @@ def _experts(record: Record) -> Call:
 
 
 def _with_others(loads: Loads, tokens: int, top_k: int) -> Loads:
-    """The loads with all choices of the GPU's tokens, those of experts elsewhere on its fullest one."""
+    """The loads with all choices of the GPU's tokens, the choices of experts elsewhere on its fullest one."""
     (most, experts), *others = loads
     rows = sum(count * each for count, each in loads)
     first = (most + min(tokens, rows) * top_k - rows, 1)

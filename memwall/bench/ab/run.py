@@ -62,7 +62,7 @@ class ABResult:
     p_value: float | None = None
     #: the smallest slow-down that these samples could detect
     smallest_detectable: float | None = None
-    #: rounds (a block of each side) that count, and those that did not because the machine was disturbed
+    #: rounds (a block of each side) that count, and rounds that did not because the machine was disturbed
     blocks: int = 0
     dropped: int = 0
     #: times that both sides were started again

@@ -44,7 +44,7 @@ _MAX_REASONS = 12
 class SavedCell(Cell):
     """A cell of the record, which is a list of them. Each also says of how many rows the scores are."""
 
-    #: of all data sets together: rows of the files, those that were scored, and the others by reason
+    #: of all data sets together: rows of the files, rows that were scored, and the others by reason
     read_rows: int = 0
     scored_rows: int = 0
     left_out_rows: Mapping[str, int] = field(default_factory=dict)

@@ -97,7 +97,7 @@ def _recognise(source: Path, record: Mapping[str, str]) -> TableKind:
 
 @dataclass(frozen=True)
 class ScoreSplit:
-    """The rows of shapes that constants may be fitted to, those of held-out shapes, and all rows on held-out GPUs
+    """The rows of shapes that constants may be fitted to, rows of held-out shapes, and all rows on held-out GPUs
     (their own constants removed)."""
 
     fit: list[TimedRow]

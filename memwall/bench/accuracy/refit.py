@@ -106,7 +106,7 @@ def fit_gpu(
     others: Sequence[Gpu] = (),
 ) -> list[Fit]:
     """All tables that the samples of one GPU can fit, its ways of launching first; each fit uses the constants that
-    earlier ones found, and begins from those of ``others`` too. Raises MissingError: scipy is not installed."""
+    earlier ones found, and begins from the constants of ``others`` too. Raises MissingError: scipy is not installed."""
     fits: list[Fit] = []
     gpu = samples[0].gpu
     for group in (by_launch, by_target):

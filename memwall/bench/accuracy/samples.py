@@ -140,7 +140,7 @@ _MODULE_BACK = 1.2
 
 def call_s(gpu: Gpu, kernel_s: float, launch: Launch | None = None, known: LaunchConstants | None = None) -> float:
     """Seconds between events around one eager call on an idle GPU whose kernel takes ``kernel_s``; with the GPU's own
-    constants, or with those that are tried."""
+    constants, or with the ones that are tried."""
     known = known or constants(LaunchConstants, gpu, "call")
     way = way_of(known, launch) if known.op_after else 1.0
     after = known.op_after * min(way, _MODULE_BACK)

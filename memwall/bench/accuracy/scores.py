@@ -172,7 +172,7 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Ranks from 1; those of equal values are the mean of their places."""
+    """Ranks from 1; equal values have the mean of their places."""
     places = group_by(range(1, len(values) + 1), sorted(values))
     ranks = {value: (own[0] + own[-1]) / 2 for value, own in places.items()}
     return [ranks[value] for value in values]

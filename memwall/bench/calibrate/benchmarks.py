@@ -100,7 +100,7 @@ def products() -> list[Benchmark]:
 
 
 def cuda_products() -> Iterator[Benchmark]:
-    """Square products of each dtype, TF32 on for its own; those that this device or build of torch lacks are left out
+    """Square products of each dtype, TF32 on for its own; dtypes that this device or build of torch lacks are left out
     here or raise when they run."""
     for dtype, side in _CUDA_SIDES.items():
         torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"

@@ -3,7 +3,7 @@
 Of a CUDA device it has the datasheet's peaks, the fractions that were reached, and the constants of the utilization
 models that make them predict what was measured. For a GPU that is not in the hardware table only the measured rates are
 known: they are its peaks. Of its utilization constants, a copy, a triad and a sum give the share of the bandwidth that
-streams attain, and a square product the rate of its dtype. The others are those of the nearest GPU, as in any file that
+streams attain, and a square product the rate of its dtype. The others are the nearest GPU's, as in any file that
 leaves them out.
 """
 
@@ -152,7 +152,7 @@ class _Rates:
         return quantity.work / max(quantity.seconds - self.call_s, quantity.seconds / 2)
 
     def best(self, names: Iterable[str]) -> str:
-        """The fastest of those that were measured."""
+        """The fastest of the names that were measured."""
         return max((name for name in names if name in self.quantities), key=self.__getitem__)
 
     def line(self, key: str, name: str, what: str) -> SpecLine:

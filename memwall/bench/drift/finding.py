@@ -6,8 +6,8 @@ than a least share from the median of those. It left its **modeled range**: from
 lies outside of the 80 % interval that the model gave in that run, and it did not before. A kernel that lay outside from
 its first run on is an error of the model and no drift; it is counted apart.
 
-Runs on different days are not paired, as those of :mod:`memwall.bench.ab` are: what moved the machine as a whole moves
-its kernels too. So the bandwidth of a large copy, timed in each run, and the clock are among what is said to have
+Runs on different days are not paired, as the runs of :mod:`memwall.bench.ab` are: what moved the machine as a whole
+moves its kernels too. So the bandwidth of a large copy, timed in each run, and the clock are among what is said to have
 changed. Runs of different devices, workloads or inputs are never compared.
 """
 
@@ -60,7 +60,7 @@ class Departure:
 @dataclass(frozen=True, slots=True)
 class KernelDrift:
     """One kernel of one workload on one device over its runs. Seconds of one launch, the latest run's but for
-    ``usual_s`` and its interval, those of the runs before it drifted (None: it did not). ``modeled_low_s`` and
+    ``usual_s`` and its interval, which are of the runs before it drifted (None: it did not). ``modeled_low_s`` and
     ``modeled_high_s`` are the ends of the 80 % interval, None where the run has none."""
 
     workload: str
@@ -108,8 +108,8 @@ class KernelDrift:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """What a folder of runs says: its kernels, those that drift first, of each the longest first. ``gone`` names those
-    that the latest run has no time of, and the run before has."""
+    """What a folder of runs says: its kernels, drifting ones first, of each kind the longest first. ``gone`` names
+    kernels that the latest run has no time of, and the run before has."""
 
     runs: int
     first: str

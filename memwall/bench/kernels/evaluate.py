@@ -103,7 +103,7 @@ class _GroupRun:
         self.written.update(self.graph.values[i].storage for i in call.op.outputs)
 
     def call(self, call: EvaluatedCall) -> list[Tensor]:
-        """The operator's results in order, without those that it overwrites."""
+        """The operator's results in order, without results that it overwrites."""
         function = call.target.function
         try:
             positional, keywords = call.arguments()

@@ -34,7 +34,7 @@ from memwall.wings import part
 
 @dataclass(frozen=True)
 class BuiltKernel:
-    """A kernel that can be run: takes the tensors of ``inputs`` (value ids) and returns those of ``outputs``.
+    """A kernel that can be run: takes the tensors of ``inputs`` (value ids) and returns the tensors of ``outputs``.
     ``configs`` are settings to choose from by :attr:`configure`; ``is_ours``: a generated kernel, which takes ``seed``
     and ``empty``, and gives the same bits on every run."""
 

@@ -67,7 +67,7 @@ class Oracle:
     def inputs(
         self, seed: int = 0, device: str = "cpu", *, special: bool = False, guard_bytes: int = GUARD_BYTES
     ) -> Arena:
-        """Random tensors by value id; those of one storage are views of one allocation. The same for the same seed.
+        """Random tensors by value id; tensors of one storage are views of one allocation. The same for the same seed.
         ``special``: infinities, NaN, both zeros and denormals are among the floats."""
         arena = Arena(self.graph, device, guard_bytes)
         arena.seed = seed

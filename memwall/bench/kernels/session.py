@@ -243,7 +243,7 @@ class Session:
         return _timed(ready, runner.note, *self.device.samples(ready, samples, budget_s))
 
     def whole(self, module: tuple[str, Mapping[str, Any]], compiled: bool, samples: int, budget_s: float) -> Ran:
-        """Time the model itself, as its user would run it; its launches are those that Python makes."""
+        """Time the model itself, as its user would run it; its launches are what Python makes."""
         self.recover()
         ready = self.device.ready(module_step(*module, self.device.torch_device, compiled), graphed=False)
         return _timed(ready, "", *self.device.samples(ready, samples, budget_s))

@@ -72,7 +72,7 @@ OpRule = Callable[[OpView], Made]
 
 
 def broadcast(tensor: Tensor, indices: Indices) -> Indices:
-    """Indices of a result as those of an argument that is broadcast to it."""
+    """Indices of a result as indices of an argument that is broadcast to it."""
     last = indices[len(indices) - len(tensor.shape) :]
     return tuple(AffineIndex() if size == 1 else index for size, index in zip(tensor.shape, last, strict=True))
 
@@ -151,7 +151,7 @@ def mapped(tensor: Tensor, text: str, dtype: str = "float32") -> Tensor:
 
 
 def without(items: Sequence[T], dims: Sequence[int]) -> tuple[T, ...]:
-    """Sizes or indices without those of some axes."""
+    """Sizes or indices, without some axes."""
     return tuple(item for i, item in enumerate(items) if i not in dims)
 
 

@@ -1,4 +1,4 @@
-"""Ops whose result has its element from those of the arguments at the same place."""
+"""Ops whose result has its element from the arguments' elements at the same place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memwall.ops.registry import find_row
 
 
 def point(view: OpView) -> Made:
-    """The result's element from those of its arguments at the same place."""
+    """The result's element from its arguments' elements at the same place."""
     dtype = view.spec.dtype
     row = find_row(view.op.name)
     if row is None or row.expression is None:

@@ -30,7 +30,7 @@ At = Callable[[Indices], Indices]
 class _Layout:
     """A norm's input as a tensor of ``shape`` whose statistics are taken along ``dims``: rows of a matrix, or channels.
 
-    ``row`` and ``affine`` turn an index into those of its statistics and of its weight and bias. The gradients of
+    ``row`` and ``affine`` turn an index into the indices of its statistics and of its weight and bias. The gradients of
     weight and bias are sums along ``affine_dims`` of a tensor of ``affine_shape``.
     """
 

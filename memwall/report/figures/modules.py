@@ -1,7 +1,7 @@
 """Modules as a flame graph and as a treemap, by time, by bytes and by the memory that is alive at the peak.
 
 Trees of several policies share a scale: a fused step is as much shorter, or smaller, as it is faster. In a flame graph
-a module's width is what it costs, and what is inside it hangs below; in a treemap its area is. Colours are those of the
+a module's width is what it costs, and what is inside it hangs below; in a treemap its area is. Colours are of the
 wall that most of a module's time stands under; memory has none.
 """
 

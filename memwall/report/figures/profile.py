@@ -50,7 +50,7 @@ CONTEXT = (Pipe("tensor", "float16"), Pipe("vector", "float32"))
 
 
 def compute_roofs(profile: Profile, schedule: Schedule) -> tuple[Roof, ...]:
-    """One roof per pipe that the workload runs on here, and those of ``CONTEXT``; the highest first."""
+    """One roof per pipe that the workload runs on here, and the roofs of ``CONTEXT``; the highest first."""
     gpu = schedule.gpu
     flops = {frozenset(cost.flops) for cost in profile.costs[schedule.graph]}
     used = {gpu.ceiling_pipe(pipe) for pipes in flops for pipe in pipes}

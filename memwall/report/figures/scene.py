@@ -2,7 +2,7 @@
 
 A :data:`Chart` draws on a :class:`Scene` of any width and says how high it got. One scene is painted as SVG
 (:mod:`.svg`), for files and pages alike, and by matplotlib (:mod:`.canvas`) as PNG and PDF; so what a page shows and
-what a file shows cannot differ. The widths of texts come from a table, those of DejaVu Sans, which is wider than what
+what a file shows cannot differ. The widths of texts come from a table of DejaVu Sans, which is wider than what
 browsers put in its place.
 """
 
@@ -283,7 +283,7 @@ class Scene:
 
     def title(self, text: str) -> float:
         """A bold title over as many lines as it needs, at the top; its height, 0 in a style without titles, which has
-        only those of panels."""
+        only titles of panels."""
         if not (self.style.titles or self.is_panel):
             return 0.0
         size = 12.0 if self.is_narrow else 13.0

@@ -1,4 +1,4 @@
-"""A scene as SVG: with fixed colours for a file; on a page with those of the reader's scheme.
+"""A scene as SVG: with fixed colours for a file; on a page with colours of the reader's scheme.
 
 Text is drawn as text, never as markup: every name is escaped. What can be pointed at has its ``<title>``; its ``key``,
 as ``data-key``, is what the page's script acts on.

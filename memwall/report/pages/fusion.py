@@ -70,7 +70,7 @@ _SAVING = "eager_kernels>kernels?, eager_bytes>bytes?, eager_s>time_s, saved_s l
 
 
 def group_table(rows: Sequence[Saving], top: int) -> Table:
-    """The first groups of those that are sorted by what they save."""
+    """The first groups, of groups that are sorted by what they save."""
     shown, more = rows[:top], rows[top:]
     columns = [
         col.names("group", [cut_name(r.name) for r in shown]),

@@ -94,7 +94,7 @@ class GpuReport(Report):
 
 
 def _utilization_table(gpu: Gpu) -> Table:
-    """The constants of the models of kernels, those of one table and source in a row: this GPU's own with their rows,
+    """The constants of the models of kernels, all of one table and source in a row: this GPU's own with their rows,
     and whose the others are."""
     rows: dict[tuple[str, str], list[str]] = {}
     for key, value in gpu.utilization.items():

@@ -130,7 +130,7 @@ def version_of(image: str) -> str:
 
 
 def _variables_in(words: Sequence[str]) -> dict[str, str]:
-    """Assignments in front of a command, and those that a container is given."""
+    """Assignments in front of a command, and assignments that a container is given."""
     found: dict[str, str] = {}
     is_front = True
     for before, word in zip(("", *words), words, strict=False):

@@ -146,7 +146,7 @@ def negated(kind: Kind = SWITCH) -> Kind:
 
 
 def one_of(known: Mapping[str, Any], unmodeled: Mapping[str, str] | None = None) -> Kind:
-    """A name of some: what each means, and for those that are not modeled why."""
+    """A name of some: what each means, and for values that are not modeled why."""
 
     def read(text: str) -> Any:
         name = text.lower()
@@ -217,7 +217,7 @@ STORED = "checkpoint"
 
 
 def quantization(online: Mapping[str, str], stored: str, unmodeled_: Mapping[str, str]) -> Kind:
-    """``online``: methods that quantise weights as they are loaded, and the format; ``stored``: those that read a
+    """``online``: methods that quantise weights as they are loaded, and the format; ``stored``: methods that read a
     checkpoint as its configuration says."""
     known = {"none": None, **online, **dict.fromkeys(stored.split(), STORED)}
     return one_of(known, unmodeled_)
@@ -241,7 +241,7 @@ def balanced(values: Mapping[str, Any], options: dict[str, Any]) -> dict[str, st
     if values.get("balancer"):
         options["redundant"] = values.get("copies", 0)
     elif values.get("copies"):
-        return {"copies": "copies are those of a load balancer, --enable-eplb"}
+        return {"copies": "copies are a load balancer's, --enable-eplb"}
     return {}
 
 

@@ -82,7 +82,7 @@ class ServerLaunch:
         return tuple(notes)
 
     def merged(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The options with those that are given. Raises UsageError: one is said twice, and otherwise."""
+        """The options, with what is given. Raises UsageError: one is said twice, and otherwise."""
         known = options_of(ServeOptions)
         for name, value in given.items():
             if name == "engine" and self.options[name] == self.engine == load_engine(value).kernels:

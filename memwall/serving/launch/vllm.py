@@ -47,8 +47,7 @@ _QUANTIZATION = quantization(
 _GRAPHS = one_of(
     {"none": True, "full_and_piecewise": None},
     dict.fromkeys(
-        ("full", "piecewise", "full_decode_only"),
-        "graphs hold all kernels of decodes, and those of prompts up to 512 tokens",
+        ("full", "piecewise", "full_decode_only"), "graphs hold all kernels of decodes, and of prompts up to 512 tokens"
     ),
 )
 _LEVEL = one_of({"0": True, "1": None, "2": None, "3": None})

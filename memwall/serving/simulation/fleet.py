@@ -106,7 +106,7 @@ ONE = Fleet()
 
 
 class Replicas:
-    """A pool of engines, of which those that run take requests. ``check_s`` is when their number is looked at next
+    """A pool of engines, of which the running ones take requests. ``check_s`` is when their number is looked at next
     (infinite: it stays): as many are wanted as the load fills; more are started at once, fewer are kept when fewer were
     wanted for :data:`PATIENCE_S`; an engine that is to stop ends its requests first."""
 
@@ -114,7 +114,7 @@ class Replicas:
         self.engines, self._scale, self._route = engines, fleet.autoscale, ROUTES[fleet.route]
         self._number = 0
         running = len(engines) if self._scale is None else self._scale.least
-        #: of each engine that is on when it takes requests, and those that end theirs
+        #: of each engine that is on when it takes requests, and engines that end theirs
         self._ready_s = dict.fromkeys(engines[:running], 0.0)
         self._ending: dict[Scheduler, None] = {}
         self.check_s = math.inf if self._scale is None else CHECK_S
@@ -154,7 +154,7 @@ class Replicas:
         self._stop(max(wanted for _, wanted in self._wanted), now_s)
 
     def _start(self, wanted: int, now_s: float) -> None:
-        """Have so many engines, or more: those that were to stop, then others."""
+        """Have so many engines, or more: engines that were to stop, then others."""
         assert self._scale is not None
         while len(self._ready_s) - len(self._ending) < wanted:
             if self._ending:
@@ -164,7 +164,7 @@ class Replicas:
                 self._ready_s[off] = now_s + self._scale.startup_s
 
     def _stop(self, wanted: int, now_s: float) -> None:
-        """Have no more engines than that, but for the last requests of the others: those that still start stop first,
+        """Have no more engines than that, but for the last requests of the others: engines that still start stop first,
         then the emptiest."""
         staying = [each for each in self._ready_s if each not in self._ending]
         staying.sort(key=lambda each: (self._ready_s[each] <= now_s, each.load))

@@ -24,7 +24,7 @@ class _Held:
 
 
 class PrefixCache:
-    """Parts by name, with tokens in front of each that are computed; ``idle_tokens`` are of those that nobody holds."""
+    """Parts by name, with tokens in front of each that are computed; ``idle_tokens`` are of parts that nobody holds."""
 
     def __init__(self) -> None:
         self.idle_tokens = 0

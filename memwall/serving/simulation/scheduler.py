@@ -343,7 +343,7 @@ class Scheduler:
             request.parts = 0
 
     def _trim(self, ending: Sequence[Request] = ()) -> None:
-        """Take memory for running requests, and for those that end now, from what nobody holds."""
+        """Take memory for running requests, and for requests that end now, from what nobody holds."""
         room = self.engine.cache_bytes - sum(self.engine.kv_bytes(request.most_tokens) for request in ending)
         if self._most_bytes + self._prefixes.idle_tokens * self.engine.token_bytes > room:
             self._prefixes.trim((room - self._used_bytes()) / self.engine.token_bytes)

@@ -3,7 +3,7 @@
 In: the graph of a step with a cache. Out: a :class:`~memwall.fusion.plan.Plan` of that step, and its kernels as
 functions of batch, context and share of the GPUs (:func:`served`), of which one trace is enough. Start with
 :mod:`~memwall.serving.steps.regions`: which ops each kernel stands for. :mod:`~memwall.serving.steps.reading` finds its
-sizes, and :mod:`~memwall.serving.steps.caches` those of what has a cache, from what
+sizes, and :mod:`~memwall.serving.steps.caches` the sizes of what has a cache, from what
 :mod:`~memwall.serving.steps.traced` says of the step; :mod:`~memwall.serving.steps.kernels` and
 :mod:`~memwall.serving.steps.attention` say what each must do.
 

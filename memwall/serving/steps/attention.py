@@ -18,7 +18,7 @@ _SPARSE_ALONE = ("vllm", "trtllm")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention(StepKernel):
     """Attention with a paged cache, which rotates queries and keys and stores keys and values; ``window`` is the most
-    keys that a query attends to, 0 for all; ``top_k`` those that an index chooses for each head of keys, 0 without one.
+    keys that a query attends to, 0 for all; ``top_k`` keys that an index chooses for each head of keys, 0 without one.
     ``source``: all queries attend to so many keys of an encoder's results, which no step but the first writes. An
     encoder's own attention is not ``causal``, and keeps nothing."""
 

@@ -158,7 +158,7 @@ class State(StepKernel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts(StepKernel):
-    """The fused layer of a mixture: permute, grouped matmuls, activation, combine. The tokens of a step are those of
+    """The fused layer of a mixture: permute, grouped matmuls, activation, combine. The tokens of a step are of
     all groups."""
 
     kind: ClassVar[str] = "Experts"

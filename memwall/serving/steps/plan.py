@@ -123,7 +123,7 @@ def served(
 
 def _last(layers: Sequence[Sequence[StepKernel]]) -> tuple[StepKernel, ...]:
     """The kernels of the last layer that keeps a whole cache; where others keep none, as their experts are layers of
-    their own, with those of the last of these."""
+    their own, with the kernels of the last of these."""
     if not layers:
         return ()
     kept = [sum(kernel.kv_bytes(_LONG, Layout()) for kernel in layer) for layer in layers]

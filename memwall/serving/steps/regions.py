@@ -119,7 +119,7 @@ class _RegionWalk:
         return None
 
     def _experts(self) -> None:
-        """All that the modules do whose matmuls have weights with an axis of experts, or those of one expert."""
+        """All that the modules do whose matmuls have weights with an axis of experts, or weights of one expert."""
         places = {
             op.module
             for op in self.ops
