@@ -207,7 +207,7 @@ class Stated(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as a process sees it (one die of an MI250X). CostRates are dense datasheet peaks in base SI."""
+    """One GPU as a process sees it (one die of an MI250X). Rates are dense datasheet peaks in base SI."""
 
     #: canonical short name, the file's stem: "h100-sxm"
     name: Annotated[Line, Stated("name")]

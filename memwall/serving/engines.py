@@ -123,10 +123,10 @@ class AskedEngine:
         """Raises UsageError: the layout does not fit the model, or a change is impossible."""
         layout, own = stored_in(self.layout, self.model), self.policy
         steps = self._steps(layout, own)
-        # groups of GPUs with sequences of their own have a scheduler each
+        # groups of GPUs with sequences of their own have a scheduler each, which fills a step for each stage at a time
         policy = replace(
             own,
-            token_budget=own.token_budget * layout.dp,
+            token_budget=own.token_budget * layout.dp * layout.pp,
             max_batch=own.max_batch * layout.dp,
             request_s=steps.host.request_s + self.client_s,
         )

@@ -44,8 +44,9 @@ class StepPower:
 
 
 def run_watts(point: Point, policy: Policy) -> float | None:
-    """What a GPU draws on average over the time of a point's run, and over all GPUs: each decode step, of as many
-    sequences as decode in the mean, and each prompt draw what they would alone."""
+    """Watts of a GPU on average over the time of a point's run, and over all GPUs: each decode step, of as many
+    sequences as decode in the mean, draws what it would alone, and so does a step of the longest prompt in each group
+    and stage."""
     assert point.candidate is not None
     run, guess, power = point.candidate.run, policy.speculation, StepPower(point.steps)
     asked, drafts = point.decoding, policy.verified - 1
@@ -55,6 +56,7 @@ def run_watts(point: Point, policy: Policy) -> float | None:
     decodes_per_s = run.tokens_per_s / (asked.decodes * (guess.tokens_per_step if guess else 1.0))
     found = getattr(run, "cached_share", None)
     computed = point.alone.tokens / point.workload.longest.prompt_tokens if found is None else 1 - found
-    prompts_per_s = computed * run.prompt_tokens_per_s / point.alone.tokens
-    drawn_w = decodes_per_s * decode_j + prompts_per_s * power.above_idle_j(point.alone)
+    prompts_per_s, parts = computed * run.prompt_tokens_per_s / point.alone.tokens, point.layout.dp * point.layout.pp
+    prompts_j = power.above_idle_j(EngineStep(0, 0, point.alone.prefills * parts))
+    drawn_w = decodes_per_s * decode_j + prompts_per_s / parts * prompts_j
     return mean_w(drawn_w * point.layout.gpus / point.candidate.gpus, 1.0, point.gpu)

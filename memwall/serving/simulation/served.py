@@ -100,7 +100,7 @@ def batch_ranks(values: Sequence[float], share: float) -> tuple[int, int]:
 
 
 def sure_from(share: float) -> int:
-    """The fewest requests of which the largest is above the quantile ``share`` with :data:`CONFIDENCE`."""
+    """The fewest requests of which the interval of the quantile ``share`` has an upper end."""
     return math.ceil(math.log((1 - CONFIDENCE) / 2) / math.log(share))
 
 

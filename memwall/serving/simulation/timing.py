@@ -230,17 +230,11 @@ class GpuSteps:
 
     def _own(self, step: EngineStep) -> EngineStep:
         """What the fullest group does of a step, in one of the parts that are in the pipeline."""
-        parts = self.layout.dp * self.layout.pp
-        if parts == 1:
-            return step
-        decodes = -(-step.decodes // parts)
-        tokens = round(step.context_tokens * decodes / step.decodes) if decodes else 0
-        return EngineStep(decodes, tokens, step.prefills[::parts], step.verified)
+        return step.fullest(self.layout.dp * self.layout.pp)
 
     def _of_stage(self, step: EngineStep) -> int:
         """Tokens of all groups in one of the parts that are in the pipeline."""
-        prompts = sum(new for new, _ in step.prefills[:: self.layout.pp])
-        return -(-step.decodes * step.verified // self.layout.pp) + prompts
+        return step.fullest(self.layout.pp).tokens
 
     def _sent_s(self, own: EngineStep) -> float:
         """Seconds in which stages send tokens to the next."""

@@ -32,6 +32,21 @@ class EngineStep:
         """Rows of logits: of each token that decodes, and of the last one of a prompt."""
         return self.decodes * self.verified + len(self.prefills)
 
+    def fullest(self, parts: int) -> EngineStep:
+        """What the fullest of so many parts does: decodes are dealt evenly, and prompts the longest first, each to the
+        part with the fewest tokens of prompts."""
+        if parts == 1:
+            return self
+        decodes = -(-self.decodes // parts)
+        context_tokens = round(self.context_tokens * decodes / self.decodes) if decodes else 0
+        dealt: list[list[tuple[int, int]]] = [[] for _ in range(parts)]
+        tokens = [0] * parts
+        for prefill in sorted(self.prefills, reverse=True):
+            part = tokens.index(min(tokens))
+            dealt[part].append(prefill)
+            tokens[part] += prefill[0]
+        return EngineStep(decodes, context_tokens, tuple(dealt[tokens.index(max(tokens))]), self.verified)
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:

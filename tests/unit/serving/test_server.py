@@ -341,6 +341,14 @@ def test_experts_have_the_tokens_of_all_groups_and_send_them(traced):
     assert count * moved_s < taken["Collective"] < count * (moved_s + 2 * 15e-6)  # and the latency of each
 
 
+def test_prompts_are_dealt_to_parts_by_their_tokens():
+    """The rest of a prompt and a whole one were two alike: of two stages one had the rest, and no one the other."""
+    rest, whole = (192, 8000), (8000, 0)
+    assert EngineStep(0, 0, (rest, whole)).fullest(2).prefills == (whole,)
+    assert EngineStep(0, 0, (rest, whole, rest)).fullest(2).tokens == 8000
+    assert EngineStep(5, 500, ((300, 0),) * 3 + ((500, 0),)).fullest(2) == EngineStep(3, 300, ((500, 0), (300, 0)))
+
+
 def test_stages_work_on_as_many_parts_of_the_batch(traced):
     model = served(traced(SHORT_LLAMA).graph)
     one, two = steps_of(model, Layout()), steps_of(model, Layout(pp=2))
@@ -348,6 +356,18 @@ def test_stages_work_on_as_many_parts_of_the_batch(traced):
     assert 32 * 4096 * 2 / 450e9 < sent_s < 100e-6  # 32 rows of 4,096 numbers go to the other stage
     assert two.weights_bytes == one.weights_bytes // 2
     assert two.kv_bytes(1600) == one.kv_bytes(1600) / 2
+
+
+@pytest.mark.parametrize("layout", [{"pp": 2}, {"dp": 2}])
+def test_stages_and_groups_make_and_draw_what_as_many_replicas_do(tmp_path, layout):
+    """Long prompts that are cut: two stages made 6 times the tokens of two replicas, and drew twice what they do."""
+    model, load = read_model(target_of(tmp_path, SHORT_LLAMA), tokens=4200), {"prompt": 4096, "generate": 64}
+    apart, two = (
+        serve(model, gpu="h100", concurrency=16, token_budget=4096, **load, **each).points[0].candidate
+        for each in (layout, {"replicas": 2})
+    )
+    assert apart.run.tokens_per_s == pytest.approx(two.run.tokens_per_s, rel=0.02)
+    assert apart.watts_per_gpu == pytest.approx(two.watts_per_gpu, rel=0.02)
 
 
 @pytest.mark.parametrize(
