@@ -335,7 +335,7 @@ def trace(*, name: str = "", attention: str = "flash", max_ops: int = 200_000) -
 
     The code runs as usual: tensors on the CPU get their true values, ``meta`` tensors have no data, CUDA tensors run on
     the GPU. Ops on the GPU (or on ``meta`` if none run on the GPU, or on the CPU if neither is used) are recorded as
-    what a CUDA device would launch; ops on host tensors next to them are not. Autocast is that of the tensors' device;
+    what a CUDA device would launch; ops on host tensors next to them are not. Autocast is the tensors' device's;
     compiled functions (``torch.compile``) run eagerly. Ops of other threads, and Triton kernels on a real GPU, are not
     seen; a trace or a profile of another thread waits until the block has ended.
 

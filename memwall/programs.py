@@ -24,8 +24,8 @@ def profile_ranks(
     trace: Callable[[int], Profile],
     say: Callable[[str], None] = lambda message: None,
 ) -> dict[int, Profile]:
-    """Each rank of the pipeline of a profiled one, with its profile or that of an earlier rank which does the same;
-    nothing of a program without a pipeline.
+    """Each rank of the pipeline of a profiled one, with its profile, or the profile of an earlier rank that does the
+    same; nothing of a program without a pipeline.
 
     Args:
         made: the profile of one rank.

@@ -166,5 +166,5 @@ class Step(SampleInputs, HostOption, total=False):
     ]
     world: Annotated[int | None, Option(None, "The program is one of N that torchrun starts.", least=1, metavar="N")]
     rank: Annotated[
-        int, Option(0, "The one that is traced. [default: 0; of a pipeline all that differ]", least=0, metavar="R")
+        int, Option(0, "The rank that is traced. [default: 0; of a pipeline all that differ]", least=0, metavar="R")
     ]

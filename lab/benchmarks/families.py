@@ -356,7 +356,7 @@ def _of_the_kernels(samples: Sequence[ModuleSample]) -> Section:
 
 
 def family_of(sample: ModuleSample) -> str:
-    """The family of a module: that of :data:`FAMILIES` which its kind begins with."""
+    """The family of a module: the one of :data:`FAMILIES` that its kind begins with."""
     return next(name for name, kinds in FAMILIES.items() if sample.op_class.startswith(kinds))
 
 

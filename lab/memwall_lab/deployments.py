@@ -29,7 +29,7 @@ from memwall.serving.steps.kernels import Collective
 from memwall.serving.steps.routing import routed
 from memwall_lab.collectives import without_own
 
-#: share of a GPU's memory that the servers of these tables take, and that of those whose weights need more: they ran
+#: share of a GPU's memory that the servers of these tables take, and servers whose weights need more: they ran
 UTILIZATION, MOST_UTILIZATION = 0.92, 0.98
 #: tokens of a step, and sequences, of each group of GPUs; the most sequences where as many run as the cache holds
 _TOKENS, _SEQUENCES, _MOST_SEQUENCES = 8192, 256, 2048
@@ -210,7 +210,7 @@ def waves(run: Requests, load: RequestLoad, figure: str) -> float:
 
 
 def roofline_s(steps: GpuSteps, step: EngineStep) -> float:
-    """R1 of a step: that of each of its kernels, without messages."""
+    """R1 of a step: the sum of its kernels', without messages."""
     total_s = 0.0
     for kernel, n, own in steps.each(step):
         cost = kernel.cost(own, steps.layout)

@@ -164,7 +164,7 @@ def _times_grouped8(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
 
 class Permuted(torch.autograd.Function):
     """A row for each expert of each token, in the order of the experts: one kernel of TransformerEngine's
-    (``moe_permute_fusion``), whose gradient is that of :class:`Summed`."""
+    (``moe_permute_fusion``), whose gradient is as of :class:`Summed`."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, order: Tensor, top_k: int) -> Tensor:

@@ -202,7 +202,7 @@ class LanguageModel(nn.Module):
 
 class Second(nn.Module):
     """A layer that predicts the token after the next one from what the others made and the next one's embedding; the
-    head is that of the model."""
+    head is the model's."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()

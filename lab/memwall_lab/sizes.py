@@ -19,7 +19,7 @@ class Latents:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of a model. ``fused``: attention is one kernel (``cudnn``: that of cuDNN); else the scores are written,
+    """Sizes of a model. ``fused``: attention is one kernel (``cudnn``: cuDNN's); else the scores are written,
     masked and normalised. ``products``: format of the layers' products, ``fp8`` or ``fp4``; empty: the model's."""
 
     width: int

@@ -245,7 +245,8 @@ def test_constants_are_fitted_to_half_of_the_modules_and_scored_on_the_other(tmp
 
 
 def test_kernels_that_loop_have_an_interval_of_their_own():
-    """No data set fits them: what KernelBench's modules tell, on every GPU; an add has that of its GPU's rows."""
+    """No data set fits them: what KernelBench's modules tell, on every GPU; an add has the interval of its GPU's
+    rows."""
     x = torch.rand(64, 32, 28, 28)
     profile = memwall.profile(torch.nn.AvgPool2d(3), (x,), gpu="t4")
     (pooling,) = profile.simulations[0].kernels

@@ -71,7 +71,8 @@ def test_unfused_times_are_right_by_themselves(rows):
 
 
 def test_a_step_is_the_layer_and_nothing_else():
-    """Hugging Face's RMS norm: 8 ops forward; backward casts the bfloat16 gradient, and adds that of the weight."""
+    """Hugging Face's RMS norm: 8 ops forward; backward casts the bfloat16 gradient, and adds the gradient of the
+    weight."""
     with torch.device("meta"):
         x, dy = torch.empty(64, 32, dtype=torch.bfloat16), torch.empty(64, 32, dtype=torch.bfloat16)
         step = Step(RmsNorm(32, torch.float32), (x,), 1, False, False)

@@ -69,7 +69,7 @@ def provenance(profile: Profile, schedule: Schedule) -> tuple[Provenance, ...]:
     plan, costs = profile.plan(schedule), profile.costs[schedule.graph]
     if plan is not None:
         cost_of = [group.cost for group in plan.groups]
-    else:  # that of its most expensive op
+    else:  # the cost of its most expensive op
         cost_of = [max((costs[i] for i in k.op_ids), key=lambda cost: cost.total_flops) for k in schedule.kernels]
     times_s, assumed = dict.fromkeys((*CALIBRATED, HOST), 0.0), schedule.gpu.host.is_assumed
     gpus: dict[str, dict[str, None]] = {}

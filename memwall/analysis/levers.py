@@ -98,7 +98,7 @@ def ranked(made: Iterable[MadeLever], now_s: float) -> tuple[Lever, ...]:
 
 def bound_by(found: Sequence[Lever], shares: Mapping[str, float], time_s: float) -> Lever | None:
     """The lever among the numbers of the GPU and the host that saves most of ``time_s``, and so says what binds; of
-    equal ones that of the wall with the larger of the ``shares``. None where none saves anything."""
+    equal ones the lever of the wall with the larger of the ``shares``. None where none saves anything."""
     numbers = [lever for lever in found if lever.wall and lever.saved_s > 1e-6 * time_s]
     return max(numbers, key=lambda lever: (round(lever.saved_s / time_s, 6), shares.get(lever.wall, 0.0)), default=None)
 

@@ -13,7 +13,7 @@ from memwall.hardware.lookup import Gpu
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A GPU's datasheet, and each number over that of the first (``growth``; None where either lacks it)."""
+    """A GPU's datasheet, and each number over the first one's (``growth``; None where either lacks it)."""
 
     name: str
     full_name: str

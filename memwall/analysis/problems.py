@@ -47,7 +47,7 @@ class Problems:
                 self._gradients.update(self._storages(op.inputs))
 
     def of(self, op_ids: Sequence[int]) -> str:
-        """The problem of a kernel: that of its first product, if it has one."""
+        """The problem of a kernel: its first product's, if it has one."""
         for i in op_ids:
             op = self._graph.ops[i]
             parts = [(_text(launch), launch) for launch in self._costs[i].launches]

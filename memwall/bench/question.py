@@ -1,4 +1,4 @@
-"""The questions of ``memwall measure``: which device, and how long (the step is that of :class:`memwall.step.Step`);
+"""The questions of ``memwall measure``: which device, and how long (the step is as in :class:`memwall.step.Step`);
 and of ``memwall drift``."""
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def command(target: str | None, gpus: tuple[str, ...], problems: str | None, out
     'x = f16[8,1024]; softmax(x + 1, -1)'; a model file, also one with ref_kernel() and generate_input(); or what else
     memwall profile takes. Of a saved profile (.json), --kernel names one kernel.
 
-    The bound is that of one kernel which does all of it: each input is read once, each result written once, and every
+    The bound is of one kernel that does all of it: each input is read once, each result written once, and every
     FLOP runs at the peak. With --measured TIME the answer says how good that is, or that it is impossible.
     """
     from memwall.bounding.page import BoundReport

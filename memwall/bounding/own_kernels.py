@@ -22,8 +22,8 @@ _FULL, _WIDEST = 1.0, 16
 class OwnKernel:
     """A launch as compiled for a GPU. ``registers`` and ``spilled_bytes`` are of a thread, ``shared_bytes`` of a
     program; ``occupancy`` is the share of the warps that a multiprocessor can hold, ``limited_by`` what limits it,
-    ``waves`` the programs over all that run at once. ``tensor_instruction`` is that of tensor cores, empty without.
-    ``sector_share``: the part of L2's sectors that its reads use. ``hints`` are what costs time."""
+    ``waves`` the programs over all that run at once. ``tensor_instruction`` is the instruction of tensor cores, empty
+    without. ``sector_share``: the part of L2's sectors that its reads use. ``hints`` are what costs time."""
 
     name: str
     programs: int

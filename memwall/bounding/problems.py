@@ -47,7 +47,7 @@ class BoundProblem:
 @dataclass(frozen=True, slots=True)
 class SolvedProblem:
     """The answer to a row. ``baseline_s`` is the predicted time of ``--baseline``; ``speedup`` is relative to it, and
-    ``sol_score`` that of SOL-ExecBench. ``error`` says why there is no answer."""
+    ``sol_score`` the score of SOL-ExecBench. ``error`` says why there is no answer."""
 
     problem: str
     name: str

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def command(place: str, no_browser: bool, output: str | None, quiet: bool) -> None:
     """Show the records of a folder in a browser: a list of what memwall report reads, and of histories.
 
-    Each record is a page, and profiles that are ticked are compared. With RECORD, the list is that of its folder, and
+    Each record is a page, and profiles that are ticked are compared. With RECORD, the list is of its folder, and
     the browser begins with its page. The pages are served to this machine alone, under an address that is printed and
     has a token; Ctrl-C ends it.
     """

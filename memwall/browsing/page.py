@@ -101,8 +101,8 @@ def _table(records: Sequence[ListedRecord]) -> Table:
         col.names("file", [record.place for record in records]),
     ]
     note = (
-        "fastest: the step of least modeled time among its GPUs and policies, of a history that of its last commit; "
-        "made: UTC, when it was measured or committed, else when it was saved"
+        "fastest: the step of least modeled time among its GPUs and policies, of a history the step of its last commit;"
+        " made: UTC, when it was measured or committed, else when it was saved"
     )
     return col.table("", [column for column in columns if any(column[1])], note)
 

@@ -98,7 +98,7 @@ class _NestGenerator:
         return self.known[id(tensor)]
 
     def _all_needs(self, store: Store) -> list[TensorReduction]:
-        """Those of a store and all that they depend on, in dependency order."""
+        """The reductions of a store and all that they depend on, in dependency order."""
         order: dict[int, TensorReduction] = {}
 
         def visit(tensor: Tensor) -> None:

@@ -1,6 +1,6 @@
 """How many thread blocks of a kernel fit on one multiprocessor at once, from the compiler's resource report.
 
-The arithmetic is that of NVIDIA's ``cuda_occupancy.h`` and of LLVM's ``GCNSubtarget`` for AMD: the fewest blocks that
+The arithmetic is as in NVIDIA's ``cuda_occupancy.h`` and of LLVM's ``GCNSubtarget`` for AMD: the fewest blocks that
 the limits on warps, blocks, registers and shared memory allow. Registers are handed out a warp at a time from the file
 of one of the multiprocessor's partitions. AMD's scalar registers are left out: they rarely limit.
 The table of chips is :mod:`memwall.hardware.chips`.

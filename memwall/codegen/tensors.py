@@ -225,7 +225,7 @@ class Body:
 
 
 def cast(text: str, given: str, wanted: str) -> str:
-    """An expression of one dtype's compute dtype in that of another."""
+    """An expression of one dtype's compute dtype in another's."""
     source, target = compute_dtype(given), compute_dtype(wanted)
     if source == target:
         return text

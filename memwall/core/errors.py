@@ -67,7 +67,7 @@ def signal_name(number: int) -> str:
 
 
 def signals(*names: str) -> tuple[Signals, ...]:
-    """Those of some signals that this system has: Windows lacks most."""
+    """The signals, of some, that this system has: Windows lacks most."""
     import signal
 
     return tuple(getattr(signal, name) for name in names if hasattr(signal, name))

@@ -52,7 +52,7 @@ Say = Callable[[str], None]
 @dataclass(frozen=True, slots=True)
 class Refused:
     """All refusals by one rule; what each alone would save, summed. Savings overlap where two share a tensor.
-    ``reason`` is that of the refusal that would save most."""
+    ``reason`` is of the refusal that would save most."""
 
     rule: str
     count: int

@@ -91,7 +91,7 @@ class Cutting:
 
         Returns:
             Parts in dependency order, close to the given one; each op of the whole graph is owned by exactly one.
-            ``source`` is that of the given part. None when copies of the kept layers' parts do not fit together
+            ``source`` is the given part's. None when copies of the kept layers' parts do not fit together
             (parts that span three layers, or that treat the last layer differently): plan the whole graph then.
         """
         moved: list[tuple[int, int, Part]] = []

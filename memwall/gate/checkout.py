@@ -203,7 +203,7 @@ def _put(here: Path, there: Path) -> None:
 
 
 def _ignored(top: Path, paths: list[str]) -> list[str]:
-    """Those of some paths that git ignores, none of them in a submodule."""
+    """The paths, of some, that git ignores, none of them in a submodule."""
     if not paths:
         return []
     code, found = git(top, "check-ignore", "-z", "--stdin", given="\0".join(paths))

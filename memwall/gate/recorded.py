@@ -28,7 +28,7 @@ _KEEPS = {True: "keeps", False: "breaks"}
 
 @dataclass(frozen=True)
 class RunEvidence:
-    """The runs of a folder, oldest first; ``commit`` is that of the gated tree, empty where files differ from it or
+    """The runs of a folder, oldest first; ``commit`` is the gated tree's, empty where files differ from it or
     no commit is known; ``refused`` has a line for each file that is no run."""
 
     runs: Sequence[Any] = ()

@@ -55,14 +55,15 @@ class Chip:
     paired_tiles: bool = False
     #: tiles of a batch of products on vector units, which fit NeuSight's bmm best on P100, P4, V100, T4 and A100; up to
     #: sm_89 the kernels of the A100. cuBLAS of CUDA 13 has smaller ones on an H200: 2048 products of 27x128x27 take
-    #: 30 us, a sixth of what tiles of 128 x 128 do and that of 64 x 32. Empty: the tiles of a product alone
+    #: 30 us, a sixth of what tiles of 128 x 128 take and as much as tiles of 64 x 32. Empty: the tiles of a product
+    #: alone
     batched_tiles: tuple[Tile, ...] = ()
-    #: rate on tensor cores of products whose rows do not begin at multiples of 16 bytes over that of others. Kernels
-    #: that load element by element: bfloat16 matrices of 2055 to 2073 on an RTX 4090 reach 107 to 116 TFLOP/s in tiles
-    #: of 128 x 128, of 2040 156 (PyTorch issue 181718). On an H100 the peak needs instructions of a warp group, which
-    #: a smaller alignment deselects (cuBLASDx's guide); a warp's reach 62.9 % of an H800's peak, the mean of all types
-    #: (arXiv 2501.12084, section 6.2 and table 7, the second paper of the authors of 2402.13499). Blackwell's data
-    #: centre chips, which are not published, are taken to do the same; of AMD's nothing is known
+    #: rate on tensor cores of products whose rows do not begin at multiples of 16 bytes over the rate of others.
+    #: Kernels that load element by element: bfloat16 matrices of 2055 to 2073 on an RTX 4090 reach 107 to 116 TFLOP/s
+    #: in tiles of 128 x 128, of 2040 156 (PyTorch issue 181718). On an H100 the peak needs instructions of a warp
+    #: group, which a smaller alignment deselects (cuBLASDx's guide); a warp's reach 62.9 % of an H800's peak, the mean
+    #: of all types (arXiv 2501.12084, section 6.2 and table 7, the second paper of the authors of 2402.13499).
+    #: Blackwell's data centre chips, which are not published, are taken to do the same; of AMD's nothing is known
     unaligned: float = 1.0
     #: share of its peak that a multiprocessor reaches in TF32 over the share in 16 bits: half of an A100's BERTs
     #: in TF32 (fastertransformer.csv, dle_pytorch.csv) ask for 0.75 to 0.95; of other chips nothing is known
@@ -224,7 +225,7 @@ def target_of(gpu: Gpu) -> str:
 
 
 def chip_of(gpu: Gpu) -> Chip:
-    """The chip of a GPU: the row of its compute capability, else that of the nearest lower one."""
+    """The chip of a GPU: the row of its compute capability, else of the nearest lower one."""
     return _chip(target_of(gpu))
 
 

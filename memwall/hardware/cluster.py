@@ -83,7 +83,7 @@ def with_nearest_protocols(cluster: Cluster, others: Iterable[Cluster]) -> Clust
     sort (:data:`KINDS`), else of the same medium, else any. Of these the one of the nearest GPU
     (:func:`memwall.hardware.lookup.distance`) if it has the same compute capability, else the geometric mean of the
     nearest of each architecture, as latencies follow no trend from one to the next. Shares of the rate and seconds
-    carry over as they are. ``eager_s`` is that of the nearest GPU."""
+    carry over as they are. ``eager_s`` is the nearest GPU's."""
     near = sorted(others, key=lambda other: distance(hardware_of(cluster), hardware_of(other)))
     links, taken = {}, dict(cluster.taken_from)
     for name, link in cluster.link.items():

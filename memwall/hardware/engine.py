@@ -56,7 +56,7 @@ class EngineHost:
 
     @property
     def of_draft(self) -> EngineHost:
-        """That of a draft, whose kernels are in the step of the model that it guesses for."""
+        """The engine of a draft, whose kernels are in the step of the model that it guesses for."""
         return EngineHost(self.name, kernels_factor=self.kernels_factor)
 
 
@@ -75,7 +75,7 @@ class StepLimit:
     but: str = ""
 
     def holds(self, gpu: Gpu, tp: int) -> bool:
-        """Whether it is that of a GPU, ``tp`` of which share a matmul."""
+        """Whether it is of a GPU, ``tp`` of which share a matmul."""
         is_large = gpu.dram_bytes >= self.least_gib << 30 and tp >= self.least_tp
         is_other = bool(self.but) and self.but in gpu.name
         return is_large and (gpu.compute_capability or "").startswith(self.capability) and not is_other

@@ -306,7 +306,7 @@ class Gpu:
         return self.peak_flop_per_s[self.ceiling_pipe(pipe)]
 
     def achievable_fraction(self, pipe: Pipe) -> float:
-        """Fraction of :meth:`peak` that large GEMMs reach: the pipe's own, else that of a similar pipe, else 0.75."""
+        """Fraction of :meth:`peak` that large GEMMs reach: the pipe's own, else a similar pipe's, else 0.75."""
         end = self.ceiling_pipe(pipe)
         for dtype in (end.dtype, *_NEIGHBOURS[end.engine]):
             if (known := self.achievable.get(f"{end.engine}.{dtype}")) is not None:

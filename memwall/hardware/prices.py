@@ -87,7 +87,7 @@ NO_RATES = CostRates()
 
 def rates_of(gpu: Gpu, usd_per_gpu_hour: float | None, said: Mapping[str, Any]) -> CostRates:
     """The rates of a GPU, with what is ``said`` of the others. Raises ``UsageError``: as :class:`CostRates`, or power
-    is billed and that of the GPU is not known."""
+    is billed and the power of the GPU is not known."""
     rates = CostRates(usd_per_gpu_hour=usd_per_gpu_hour, **said)
     if (rates.kwh is not None or rates.grams_per_kwh is not None) and not gpu.tdp_w:
         raise UsageError(f"--kwh and --grams-per-kwh bill power, and the power limit of {gpu.name} is not known")

@@ -59,8 +59,8 @@ class Scheduled:
     """One compiled graph after fusion: the scheduler's nodes in launch order.
 
     ``results`` holds what each FX node was lowered to (a buffer, or a loop that its users inline), ``real_names`` the
-    buffer's name behind that of a mutated one. ``sources`` maps the name of a node's first buffer to the name and the
-    source of its kernel. ``refusals`` counts the reasons why two nodes were not fused.
+    buffer's name behind the name of a mutated one. ``sources`` maps the name of a node's first buffer to the name and
+    the source of its kernel. ``refusals`` counts the reasons why two nodes were not fused.
     """
 
     nodes: Sequence[Any]

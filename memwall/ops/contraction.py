@@ -4,7 +4,7 @@
   multiplies by ``alpha`` and ``beta`` are not counted, the bytes of the bias are. A complex multiply-add is 8 FLOP.
 - The pipe follows the dtype of the left operand: half, bfloat16, float8 (one pipe, ``tensor.fp8``) and int8 use the
   tensor engine, float64 its double-precision mode. float32 is ``tensor.tf32`` where the call's ``allow_tf32`` says so,
-  else ``tensor.float32``, which only AMD's matrix cores have: elsewhere its ceiling is that of the vector engine.
+  else ``tensor.float32``, which only AMD's matrix cores have: elsewhere its ceiling is the vector engine's.
 - Four-bit floats stand two to an element (torch's ``float4_e2m1fn_x2``): k is twice as long as the tensor says. Their
   matmuls are NVFP4's kernels, with scales of blocks of 16 or 32 as operands.
 - A grouped matmul reads the weights of the groups that have rows. Where tokens choose among groups as among experts,

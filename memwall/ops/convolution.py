@@ -106,7 +106,7 @@ def _has_channels_last(spec: TensorSpec) -> bool:
     return is_channels_last(spec.shape, spec.strides)
 
 
-#: role of a convolution -> that of the one which it transposes
+#: role of a convolution -> role of the convolution that it transposes
 _TRANSPOSED_ROLE = {"forward": "input", "input": "forward", "weight": "weight"}
 
 
@@ -171,7 +171,7 @@ def convolution_backward(call: Call) -> Cost:
 
 def _gradients(call: Call, mask: list[bool], touched_bytes: int) -> tuple[Launch, ...]:
     """One launch for each requested gradient; ``touched_bytes`` of the input are in some window. A library wants the
-    output's gradient in one piece: one that is expanded, as that of a sum is, is written out before (Conv_v8.cpp,
+    output's gradient in one piece: a gradient that is expanded, as a sum's is, is written out before (Conv_v8.cpp,
     ``contiguous``); the bias's is summed as it was given."""
     grad, weight, data = call.need("grad_output"), call.need("weight"), _input(call)
     (whole, written), channels = in_one_piece(grad), grad.shape[1]

@@ -1,6 +1,6 @@
 """Grouped matmuls: one traced op, which torch runs as one kernel or as a loop over the groups.
 
-The choice is that of ``ATen/native/cuda/GroupedBlas.cpp`` (``_grouped_mm_cuda``), the same in all versions of
+The choice is as in ``ATen/native/cuda/GroupedBlas.cpp`` (``_grouped_mm_cuda``), the same in all versions of
 :data:`memwall.hardware.torch_versions.TORCH`: on compute capability 9.0 and 10.x bfloat16 is one kernel of CUTLASS. All
 else, float16 on an H100 and AMD's GPUs included, is ``_grouped_mm_fallback`` (``GroupedMMUtils.h``): the ends of the
 groups are copied to the host, which waits for them, and a matmul is called for each group. cuBLASLt's kernel of float16

@@ -183,7 +183,7 @@ def embedding_backward(call: Call) -> Cost:
     domains={"indices": rows_counted, "offsets": ascending_to("indices"), "offset2bag": ascending_to("offsets"),
              "bag_size": POSITIVE})  # fmt: skip
 def embedding_bag_backward(call: Call) -> Cost:
-    """A sparse gradient is each index and its bag's row of ``grad``; a dense one is that of the whole table."""
+    """A sparse gradient is each index and its bag's row of ``grad``; a dense one is of the whole table."""
     return one_pass(call.cost(), call) if call.attributes.get("sparse") else embedding_backward(call)
 
 

@@ -91,7 +91,7 @@ class LowerableGraph:
         """The graph with the kernels of one choice; values and storages of the traced graph keep their numbers.
 
         Args:
-            backends: that of each kind.
+            backends: the backend of each kind.
             label: what the choice is called, in :attr:`Graph.attention`.
         """
         key = tuple(backends), label

@@ -4,7 +4,7 @@
 matrix multiplies every one of the T*B rows of the input; the gates' element-wise steps follow in the same kernels.
 
 All of a call is one launch, a :class:`memwall.ops.product_launches.Recurrent`: its kernels overlap. Their number is
-that of cuDNN's standard algorithm, or of the persistent one where the shape alone decides for it.
+cuDNN's for its standard algorithm, or for the persistent one where the shape alone decides for it.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class OpRow:
     integers: str = ""
     #: name of the launch, where its time depends on it (:class:`memwall.ops.launches.Stream`)
     launch_kind: str = ""
-    #: the loop nest of a generated kernel; without one that of the op's class
+    #: the loop nest of a generated kernel; without one the nest of the op's class
     loop: Callable[[Any], Any] | None = None
     #: Triton text of the result's element
     expression: Expression | None = None

@@ -62,8 +62,8 @@ class ExpertRouting:
 
 
 BY_CHANCE, IN_TURN = ExpertRouting(), ExpertRouting(even=True)
-#: that of served models: of 0, 0.5, 0.75, 1, 1.25 and 1.5 the spread with which times per token of mixtures are off
-#: least, of half of serving_e2e.csv's (one engine, no speculation): 6 % in the median, and 10 % without a spread
+#: the routing of served models: of 0, 0.5, 0.75, 1, 1.25 and 1.5 the spread with which times per token of mixtures are
+#: off least, of half of serving_e2e.csv's (one engine, no speculation): 6 % in the median, and 10 % without a spread
 TYPICAL = ExpertRouting(spread=1.0)
 
 

@@ -4,7 +4,7 @@ A trace records each call as ``aten.scaled_dot_product_attention`` (and ``..._ba
 what every backend launches that some GPU would take. :class:`memwall.ops.lowering.LowerableGraph` has both, and
 makes the graph of one choice, without torch.
 
-The choice is that of torch's ``ATen/native/transformers/cuda/sdp_utils.cpp``: the first backend, in the order of the
+The choice is as in torch's ``ATen/native/transformers/cuda/sdp_utils.cpp``: the first backend, in the order of the
 version of torch on the chip or in the one that the model set (``sdpa_kernel``, ``enable_flash_sdp``), that takes the
 call there.
 """

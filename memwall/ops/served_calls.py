@@ -35,8 +35,8 @@ def served_attention(
     most: int = 0,
 ) -> Cost:
     """Attention of an inference server, causal with a last query that attends to every key: a prefill or a decode step;
-    or of every query to every key. The cache holds numbers of ``kv``, empty: of ``dtype``. ``value_size``: that of
-    values, where it is another than that of keys; ``most``: a query attends to so many keys, 0 for all before it."""
+    or of every query to every key. The cache holds numbers of ``kv``, empty: of ``dtype``. ``value_size``: of
+    values, where it is another than of keys; ``most``: a query attends to so many keys, 0 for all before it."""
     query, made = (contiguous((batch, queries, heads, width), dtype) for width in (size, value_size or size))
     key, value = (contiguous((batch, keys, kv_heads, width), dtype) for width in (size, value_size or size))
     inputs, window = (("query", query), ("key", key), ("value", value)), most - 1 if most else -1

@@ -78,7 +78,7 @@ STAYS, GONE = 0.6, 1.0
 
 
 def traffic_s(gpu: Gpu, dram_bytes: float, l2_bytes: float = 0.0, fraction: float | None = None) -> float:
-    """Seconds that the bytes take at ``fraction`` of the DRAM bandwidth, by default that of a triad."""
+    """Seconds that the bytes take at ``fraction`` of the DRAM bandwidth, by default a triad's."""
     reached = gpu.achievable["dram"] if fraction is None else fraction
     return dram_bytes / (gpu.dram_bytes_per_s * reached) + l2_bytes / (gpu.l2_bytes_per_s * L2_REACHED)
 

@@ -41,7 +41,7 @@ TRTLLM = {"bfloat16": SparseKernel("sparse_gen", True, False), "fp8": SparseKern
 
 
 def kernel_of(launch: ChosenLatent, gpu: Gpu) -> SparseKernel | None:
-    """The kernel of a launch; None: that of a short cache, whose latents are all attended to."""
+    """The kernel of a launch; None: of a short cache, whose latents are all attended to."""
     blackwell = chip_of(gpu).products == "tcgen05"
     is_fp8, is_decode = launch.cache == "fp8", launch.dense is not None
     gen = TRTLLM["fp8" if is_fp8 else "bfloat16"]

@@ -40,7 +40,7 @@ MATRIX = (Gemm, Convolution, FusedAttention, LatentLaunch, ChosenLatent, Recurre
 
 
 def _predict_plain(launch: Plain, gpu: Gpu, known: PlainConstants, resident_bytes: int = 0) -> Terms:
-    """FLOPs at the fraction of the peak that large matmuls reach, bytes at that of a triad."""
+    """FLOPs at the fraction of the peak that large matmuls reach, bytes at a triad's share of the bandwidth."""
     compute_s = sum((n / (gpu.peak(p) * gpu.achievable_fraction(p)) for p, n in launch.flops.items()), 0.0)
     resident = min(resident_bytes, launch.read_bytes)
     return Terms.of(compute_s, traffic_s(gpu, launch.bytes - resident, resident), facts={"resident": resident})

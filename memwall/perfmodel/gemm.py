@@ -19,7 +19,7 @@ An operand whose rows do not begin at multiples of 16 bytes can be copied neithe
 
 Quantised matmuls (:mod:`memwall.ops.quantised`) run so too, each kernel with constants of its own: bytes are of
 the stored operands, scales included; ``plateau``, ``load`` and ``tile`` hold what dequantisation and scaling cost.
-Those of scaled operands are not split along k.
+Matmuls of scaled operands are not split along k.
 """
 
 from __future__ import annotations

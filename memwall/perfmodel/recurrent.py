@@ -92,7 +92,7 @@ def _serves_batch(launch: Recurrent, gpu: Gpu) -> bool:
 
 
 def _kernels(launch: Recurrent, gpu: Gpu) -> int:
-    """Those that the host launches: a persistent kernel of a layer runs all of its steps."""
+    """Launches that the host makes: a persistent kernel of a layer runs all of its steps."""
     return 2 * launch.layers * launch.directions if persistent(launch, gpu) else launch.count
 
 

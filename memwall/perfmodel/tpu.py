@@ -6,8 +6,8 @@ its share of the peak gives; weights, and the axis that is summed over, are padd
 appendix B). XLA holds the operand of which fewer tiles pass. Windows of operands are copied to VMEM, and of results
 back, while others are computed: a kernel takes the longer of both, and the first window::
 
-    compute_s = the longer of tiles x rows over the rate of the matrix units, and ops over that of the vector unit
-    memory_s  = bytes that are not in VMEM at the bandwidth of HBM, others at that of VMEM
+    compute_s = the longer of tiles x rows over the rate of the matrix units, and ops over the rate of the vector unit
+    memory_s  = bytes that are not in VMEM at the bandwidth of HBM, others at VMEM's
     ends_s    = the first windows, which nothing overlaps
 
 Arrays are padded in HBM (:func:`padding`): the last two axes to tiles of 8 x 128 numbers of 32 bits, or more rows of

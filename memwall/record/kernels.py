@@ -45,7 +45,7 @@ def common_module(paths: Sequence[str]) -> str:
 
 
 def kernel_phase(profile: Profile, schedule: Schedule, kernel: Estimate) -> str:
-    """The phase in which a kernel runs: that of its last op."""
+    """The phase in which a kernel runs: its last op's."""
     ops = profile.graphs[schedule.graph].ops
     return phase_name(profile, ops[max(kernel.op_ids)].phase if kernel.op_ids else PHASES[0])
 

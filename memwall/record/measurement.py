@@ -59,7 +59,7 @@ class Sensors:
 class MeasuredKernel:
     """One kernel: modeled and measured.
 
-    ``id`` is that of the kernel in the simulation of the same policy, ``repeats`` the number of equal kernels of the
+    ``id`` is the kernel's in the simulation of the same policy, ``repeats`` the number of equal kernels of the
     step that this one represents. ``modeled_s``, its 80 % interval, ``bound_s``, bytes and FLOPs are of one launch.
     ``error`` is the worst deviation from float64 in units of the tolerance (below 1 passes), None when it was not
     checked.

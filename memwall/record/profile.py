@@ -242,7 +242,7 @@ class Profile:
         """The schedule of a policy on a GPU, with its plan: a simulation of this profile that has one, else made here.
 
         Args:
-            graph: which of the graphs; None takes that of :meth:`graph_for`.
+            graph: which of the graphs; None takes the graph of :meth:`graph_for`.
             launch: how kernels are issued, one of :data:`memwall.simulate.issue.LAUNCHES`.
             regions: for each op the region that it is in; the policy fuses within one only.
             plan: simulate this one, which another planner made.

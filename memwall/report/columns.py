@@ -81,7 +81,7 @@ def fixed(heading: str, unit: str, values: Numbers, scale: float, digits: int) -
 
 
 def si(heading: str, unit: str, values: Numbers, *, like: Numbers = (), signed: bool = False) -> CellColumn:
-    """``bytes, MB``: a quantity with a decimal prefix, that of the column ``like`` where given; a ``signed`` one is a
+    """``bytes, MB``: a quantity with a decimal prefix, as in the column ``like`` where given; a ``signed`` one is a
     difference."""
     scale, prefix = _scale(like or values, _PREFIXES)
     exact = scale == 1.0 and all(v is None or float(v).is_integer() for v in like or values)
@@ -164,7 +164,7 @@ def of(rows: Sequence[Any], specs: str) -> list[CellColumn]:
     """Columns of attributes: ``"policy, time_s, bound_s like time_s?, floor: floor_s s, saved: before_s>after_s s"``.
 
     Each has a heading (``n@other`` has a unit of its own), an attribute (of a tuple, its place) or two, before and
-    after, and a kind: one of ``_KINDS`` or the unit of :func:`si`. An attribute without a kind has that of its
+    after, and a kind: one of ``_KINDS`` or the unit of :func:`si`. An attribute without a kind has the kind of its
     quantity, if it is one (:mod:`memwall.analysis.quantities`), and without a heading also the quantity's; else its own
     name. A column takes the unit of the attribute after ``like``; one that ends in ``?`` goes where the page is narrow.
     """

@@ -101,7 +101,7 @@ def section_html(section: Section, name: str = "") -> str:
 
 
 def _linked(section: Section, contents: list[str], where: str = "") -> str:
-    """A section, and its line among the contents if it has a heading; ``where`` is that of its panel."""
+    """A section, and its line among the contents if it has a heading; ``where`` is its panel's."""
     if not section.heading:
         return section_html(section)
     name = f"part-{len(contents) + 1}"

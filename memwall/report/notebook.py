@@ -43,7 +43,7 @@ TOP, MAX_PANELS = 10, 8
 _FACTS = ("inputs", "parameters", "FLOPs", "DRAM bytes", "coverage")
 
 
-#: columns of a frame by module, class or phase, behind that of its key -> attribute of a row
+#: columns of a frame by module, class or phase, behind the column of its key -> attribute of a row
 SHARE_COLUMNS = {"launches": "launches", "flops": "flops", "dram_bytes": "bytes", "bound_s": "bound_s",
                  "time_s": "time_s", "limited_by": "limited_by", "flop_share": "flop_share",
                  "byte_share": "byte_share", "time_share": "time_share"}  # fmt: skip

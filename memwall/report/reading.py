@@ -38,6 +38,6 @@ def schema_at(path: str | Path) -> str:
 
 def page_at(path: str | Path) -> tuple[Any, Set[str]]:
     """The report of a record, a class with ``load(path, **options)``, and the options that it takes; of a file that
-    does not say what it is, that of a profile."""
+    does not say what it is, the report of a profile."""
     result, options = RECORDS.get(schema_at(path).partition("/")[0], RECORDS["memwall.profile"])
     return report_of(result), options

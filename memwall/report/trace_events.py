@@ -115,8 +115,8 @@ def _policy(
 
 
 def _memory(process: Events, policy: str, times: Timeline) -> Iterator[dict[str, Any]]:
-    """Bytes alive: in all, and by the kinds that there are. Perfetto calls a track by both names, that of the counter
-    and that of the series."""
+    """Bytes alive: in all, and by the kinds that there are. Perfetto calls a track by both names, the counter's
+    and the series'."""
     for ns, alive in times.memory:
         yield process.counter(f"{policy}: memory", ns, {"total": alive.total})
     kinds = [kind for kind in KINDS if any(getattr(alive, kind) for _, alive in times.memory)]

@@ -24,7 +24,7 @@ from memwall.serving.simulation.steady import Steady
 
 _OBJECTIVE = re.compile(r"\s*(\w+)\s*(<=?|>=?)\s*([^<>=+\-\s][^<>=]*)")
 
-#: quantity -> that of one request
+#: quantity -> quantity of one request
 _OF_A_REQUEST: Mapping[str, Callable[[ServedRequest], float | None]] = {
     "ttft": lambda row: row.ttft_s, "tpot": lambda row: row.tpot_s, "e2e": lambda row: row.e2e_s,
     "tokens_per_s_per_user": lambda row: 1 / row.tpot_s if row.tpot_s else None,
@@ -122,7 +122,7 @@ class Decoding(Billed):
 
     @property
     def low_s(self) -> float:
-        """The low end of the 80 % interval of the seconds, that of a time per output token."""
+        """The low end of the 80 % interval of the seconds, of a time per output token."""
         return self.time_s * self.engine.tpot_low
 
     @property

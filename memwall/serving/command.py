@@ -47,7 +47,7 @@ _LAUNCH = "memwall.launch"
 
 
 class ServeCommand(Command):
-    """A command line behind ``--`` is that of a server: several words, or a text that starts one; else it is TARGET."""
+    """A command line behind ``--`` is a server's: several words, or a text that starts one; else it is TARGET."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         from memwall.serving.launch.command import starts_engine

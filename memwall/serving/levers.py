@@ -33,7 +33,7 @@ from memwall.serving.steps.kernels import Experts
 
 #: engines and requests up to which levers are simulated: beyond, the page says that they are left out
 MOST_ENGINES, MOST_REQUESTS = 5, 10_000
-#: formats of weights of 8 and of 4 bits: that of a pipe, where a GPU has it, and that of memory alone
+#: formats of weights of 8 and of 4 bits: of a pipe, where a GPU has it, and of memory alone
 _FORMATS = (("fp8", "int8"), ("nvfp4", "int4"))
 
 _Positive = Annotated[float, above_0]

@@ -59,7 +59,7 @@ def _flag(name: str) -> str:
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """Those that are not None: the defaults of the others stand where they are read."""
+    """The options that are not None: the defaults of the others stand where they are read."""
     return {name: value for name, value in options.items() if value is not None}
 
 

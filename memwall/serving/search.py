@@ -43,7 +43,7 @@ from memwall.trace_cache import Traces, trace_folder
 _DEARER = "costs more than the best even at its bound"
 #: kernels whose bound is not counted
 _UNBOUNDED = (Attention, Compressed, Latent, Index, Collective)
-#: between nodes a step's time is linear, so it is at least that of so much smaller a step
+#: between nodes a step's time is linear, so it is at least the time of so much smaller a step
 _NODE = 31 / 32
 
 

@@ -30,7 +30,7 @@ from memwall.serving.steps import ServedKernels
 from memwall.serving.steps.kernels import Tower
 from memwall.simulate.issue import work_of
 
-#: engine -> compile target -> the attention of towers there, and that of all others: the kernels whose times the
+#: engine -> compile target -> the attention of towers there, and of all others: the kernels whose times the
 #: collectors of encoders' attention measured for each engine (kernel_source of aic_encoder_attention.csv)
 TOWER_ATTENTION: Mapping[str, tuple[Mapping[str, str], str]] = {
     "vllm": ({"sm_90": "flash3", "sm_100": "flash4", "sm_103": "flash4"}, "flash"),

@@ -68,7 +68,7 @@ def reserved_bytes(gpu: Gpu, peak_bytes: int) -> int:
 
 
 def planned_peak(graph: Graph, plan: Plan) -> MemoryPeak:
-    """The peak of a plan: that of the buffers that a compiler has assigned, where it has, of which all is temporary
+    """The peak of a plan: of the buffers that a compiler has assigned, where it has, of which all is temporary
     that was not there before; else :func:`memory_peak`."""
     if plan.peak_bytes is None:
         return memory_peak(graph, plan)

@@ -150,8 +150,8 @@ def least_ends_s(stages: Sequence[Stage], ranks: int, microbatches: int, schedul
     """For each rank, seconds before which it is not done, without running the pipeline.
 
     No rank begins before the first microbatch has passed the stages before its first one, and none computes less than
-    all its tasks. The last backward of a rank's first stage comes after that of the rank behind it, and in every order
-    of :data:`ORDERS` ends the rank's work, but for gradients of weights that ``zb`` puts off.
+    all its tasks. The last backward of a rank's first stage comes after the last backward of the rank behind it, and in
+    every order of :data:`ORDERS` ends the rank's work, but for gradients of weights that ``zb`` puts off.
     """
     stages = [
         Stage(forward_s - more_s, backward_s - again_s, weight_s, send_s)

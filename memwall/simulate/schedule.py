@@ -64,7 +64,7 @@ class KernelTiming(NamedTuple):
 
     @classmethod
     def of(cls, known: Prediction, wait_s: float, hidden_s: float = 0.0) -> KernelTiming:
-        """That of a predicted kernel after a wait, a part of which other kernels hide."""
+        """The timing of a predicted kernel after a wait, a part of which other kernels hide."""
         if wait_s:
             link_s = known.link_s and known.link_s + wait_s
             known = replace(known, overhead_s=known.overhead_s + wait_s, link_s=link_s)

@@ -234,14 +234,14 @@ def overlapped_in_loop(kernels: Sequence[Streamed]) -> Overlap:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The streams of a plan: that of each kernel, and the kernels of others that it waits for."""
+    """The streams of a plan: the stream of each kernel, and the kernels of others that it waits for."""
 
     streams: Sequence[int]
     waits: Sequence[tuple[int, ...]]
 
     @classmethod
     def of(cls, graph: Graph, plan: Plan) -> Lanes:
-        """Those of a plan; a kernel waits only for what is launched before it."""
+        """The streams of a plan; a kernel waits only for what is launched before it."""
         streams = [graph.ops[group.op_ids[0]].stream for group in plan.groups]
         if not any(streams):
             return cls(streams, ())

@@ -218,7 +218,7 @@ class TraceAnalysis:
 
     @property
     def modeled_s(self) -> float:
-        """The prediction for the rows that have one. Those that cross the link are left out: only their bandwidth is
+        """The prediction for the rows that have one. Rows that cross the link are left out: only their bandwidth is
         modeled, not the wait for the other side."""
         return sum(self._modeled.values("modeled_s"), 0.0)
 

@@ -38,10 +38,10 @@ from memwall.traces.schemas import DTYPES, SCALAR_TYPES, bind, schemas_of
 class Hints:
     """What the trace around an op says about it.
 
-    ``list_dtype`` is that of the op's tensor lists, from the launched kernels; ``gradient`` the specs that its autograd
-    node took, so the shapes of its results; ``forward`` the op whose gradient it makes; ``consumers`` what the next ops
-    read; ``parent`` the call around it; ``elements`` how many the launched kernels process at least, and ``slices`` how
-    many slices they gather, if their names and grids say so.
+    ``list_dtype`` is the dtype of the op's tensor lists, from the launched kernels; ``gradient`` the specs that its
+    autograd node took, so the shapes of its results; ``forward`` the op whose gradient it makes; ``consumers`` what the
+    next ops read; ``parent`` the call around it; ``elements`` how many the launched kernels process at least, and
+    ``slices`` how many slices they gather, if their names and grids say so.
     """
 
     list_dtype: str = ""

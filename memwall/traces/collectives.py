@@ -115,7 +115,7 @@ class Alike:
 
     @property
     def shortest_s(self) -> float:
-        """Seconds of the one that waited least."""
+        """Seconds of the kernel that waited least."""
         return min(self.seconds)
 
     @property

@@ -1,6 +1,6 @@
 """A row of kernels → its cost, and the cost on a GPU → speed of light, wall and prediction.
 
-``bound_s`` is that of :mod:`memwall.perfmodel.roofline`: datasheet peaks, each compulsory byte once, L2 cold. In a
+``bound_s`` is as in :mod:`memwall.perfmodel.roofline`: datasheet peaks, each compulsory byte once, L2 cold. In a
 running model L2 need not be cold, and a trace leaves more open. Each of these readings lowers the bound, and is used
 only if the measured time contradicts the plainer one; the row says which:
 
@@ -61,7 +61,7 @@ class Price:
 
 
 def row_cost(row: Launches, surroundings: Surroundings) -> RowCost:
-    """The cost of a row: that of its op, of the copies, or of the collective."""
+    """The cost of a row: of its op, of the copies, or of the collective."""
     if row.kind == "communication":
         return _communication(row, surroundings)
     if row.kind == "copy" and (copied := _copies(row.kernels)) is not None:

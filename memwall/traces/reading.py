@@ -24,7 +24,7 @@ from memwall.traces.timeline import busy_us, exposed_communication_us, gaps
 from memwall.traces.values import printable, whole_number
 from memwall.traces.xla import is_xla, recorded_in
 
-#: the second name of the devices is that of early 2021
+#: the second name of the devices is from early 2021
 _DEVICES = ("deviceProperties", "computeProperties")
 _RANKS = "distributedInfo"
 
@@ -303,12 +303,12 @@ def _capability(device: TraceDevice) -> str:
     return _GFX.get(capability, capability) if device.vendor == "AMD" else capability
 
 
-#: a GPU whose memory differs by more from that of its name is another board; ECC in GDDR takes a sixteenth
+#: a GPU whose memory differs by more from its name's is another board; ECC in GDDR takes a sixteenth
 _OTHER_MEMORY = 0.07
 
 
 def memory_note(trace: ProfilerTrace, gpu: Gpu) -> str:
-    """A sentence where the GPU that ran has another amount of memory than the one of its name, so other memory."""
+    """A sentence where the GPU that ran has another amount of memory than its name's, so other memory."""
     sizes = {device.dram_bytes for device in used(trace) if device.dram_bytes}
     own = sizes.pop() if len(sizes) == 1 and gpu_name(trace) == gpu.name else gpu.dram_bytes
     if abs(own / gpu.dram_bytes - 1) <= _OTHER_MEMORY:

@@ -57,7 +57,7 @@ class RowCost:
 
 
 def is_call(op: TracedOp) -> bool:
-    """Whether what an op launches itself is its work: not that of a range, nor of what only runs other ops."""
+    """Whether what an op launches itself is its work: not so of a range, nor of what only runs other ops."""
     return op.is_op and not op.name.startswith(_WRAPPERS)
 
 

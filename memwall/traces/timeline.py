@@ -16,7 +16,7 @@ from memwall.traces.records import Gaps, Ops, TraceKernels
 _EXPLAINS = 0.5
 
 #: most calls and ops examined for one gap, and how many of them began before it: a thread's calls hardly overlap, so
-#: one of the last few is the one that still ran
+#: one of the last few still ran
 _MOST_CALLS, _MOST_BEFORE = 1024, 8
 
 

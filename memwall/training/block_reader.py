@@ -112,7 +112,7 @@ class _RingTimes:
 
     @property
     def exposed_s(self) -> float:
-        """Seconds of messages that the attention next to them, that of all steps but one, does not hide."""
+        """Seconds of messages that the attention next to them, of all steps but one, does not hide."""
         steps = max(len(self.attention_s), 1)
         return max(self.sent_s - sum(self.attention_s.values()) * (steps - 1) / steps, 0.0)
 

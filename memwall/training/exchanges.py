@@ -141,12 +141,12 @@ def _sequence_axis(x: torch.Tensor, parts: int) -> int:
 
 
 def _longest(x: torch.Tensor) -> int:
-    """The longest axis but for the width: most often that of the sequence, first or second."""
+    """The longest axis but for the width: most often the sequence, first or second."""
     return max(range(x.dim() - 1), key=lambda axis: x.shape[axis])
 
 
 def exchanging(forward: Exchanges, backward: Exchanges) -> Exchanges:
-    """An exchange with that of its gradient."""
+    """An exchange with the exchange of its gradient."""
 
     class Exchange(torch.autograd.Function):
         @staticmethod

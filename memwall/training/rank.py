@@ -103,7 +103,7 @@ def _of_rank(
     shares: dict[str, None],
     heads: dict[str, int],
 ) -> Workload:
-    """The workload whose model is that of one rank; ``shares`` gets the names of its shares of parameters, ``heads``
+    """The workload whose model is one rank's; ``shares`` gets the names of its shares of parameters, ``heads``
     what the whole model says of its heads."""
     from memwall.frontend.torch.build import build_module
     from memwall.training.sharding import Split, heads_of, shares_of, split_module

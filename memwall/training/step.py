@@ -2,7 +2,7 @@
 memory of each rank (the latter in :mod:`memwall.training.memory`).
 
 The pipeline of microbatches is simulated (:mod:`memwall.simulate.pipeline`). Gradients are summed over the replicas
-block by block while the last backward pass runs (with ``fsdp=grad`` and ``full`` that of each microbatch), and what
+block by block while the last backward pass runs (with ``fsdp=grad`` and ``full`` the backward pass of each), and what
 does not fit next to it is exposed; weights that are sharded are gathered one block ahead. Both run in streams
 (:mod:`memwall.simulate.streams`), where a collective takes its multiprocessors from the blocks next to it: what these
 take longer counts as exposed, too. Of exchanges of parts of a matmul (asynchronous tensor parallelism) three quarters

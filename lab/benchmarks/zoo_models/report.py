@@ -17,7 +17,7 @@ _APART = ("not buildable", "not runnable")
 _INTRODUCTION = """# The zoo: the models of six libraries, as it comes
 
 `python lab/benchmarks/zoo.py` builds each model from its default configuration, layers cut to two, and profiles it on
-an H100. Where a default is missing without which the model cannot run, it is that of the published models (`NEEDED` in
+an H100. Where a default is missing without which the model cannot run, it is the published models' (`NEEDED` in
 lab/benchmarks/zoo_models/suites.py). A model that its own library cannot build from what it ships, or cannot run on
 real tensors with the same inputs, or in training has no parameters, is counted apart. The FLOPs are of matrix
 products and convolutions by memwall's formulas, compared with torch's FlopCounterMode over the same step, attention

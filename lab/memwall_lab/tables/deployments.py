@@ -74,7 +74,7 @@ def _config(source: Path, model: str) -> Path:
     for folder in (source.parent, source.parent.parent):
         if (found := folder / "configs" / name / "config.json").is_file():
             return found.parent
-    raise Skip(f"no configuration of {model[:60]}: its folder belongs into configs next to that of the table")
+    raise Skip(f"no configuration of {model[:60]}: its folder belongs into configs next to the table's folder")
 
 
 def _count(record: Record, name: str) -> int:
@@ -192,7 +192,7 @@ def _pool(record: Record, prefix: str) -> Pool:
         tp = 1
     if prefix == "decode_" and not _count(record, "decode_num_workers") and dp == 1:
         engines = 4 if tp <= _NODE and _clients(record) <= 4 * _MOST_SHARED else 1
-        # that of the engines of prompts is recorded; 24 GPUs do not divide 256 experts
+        # the batch of the engines of prompts is recorded; 24 GPUs do not divide 256 experts
         ep = tp if ep > 1 and not tp & (tp - 1) else ep
     if tp > _NODE or (engines == 1 and prefix == "decode_" and _clients(record) > _MOST_SHARED):
         tp, dp = 1, tp * dp

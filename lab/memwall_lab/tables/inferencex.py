@@ -96,7 +96,7 @@ def _counts(each: Deployed, is_whole: bool) -> tuple[int, ...]:
 
 def in_order(found: Sequence[Deployed], time_s: float, times_s: Sequence[float], slowest_s: float) -> Deployed:
     """The one of several deployments that a time belongs to, of all times that are theirs; a lone time is of one that
-    speculates if the ``slowest_s`` of the load is that of another."""
+    speculates if the ``slowest_s`` of the load is another's."""
     firsts: list[float] = []
     for other_s in sorted(times_s):
         if not firsts or other_s > _REPEATED * firsts[-1]:

@@ -159,7 +159,7 @@ def devices(profile: Profile) -> tuple[MeasuredDevice, ...]:
 
 
 def _graph(profile: Profile, gpu: str) -> Graph:
-    """The graph that ran: that of the simulation on the same GPU."""
+    """The graph that ran: the graph of the simulation on the same GPU."""
     return profile.graphs[next((s.graph for s in profile.simulations if s.gpu.name == gpu), 0)]
 
 

@@ -96,7 +96,7 @@ class _Part(NamedTuple):
 
 
 def by_target(samples: Iterable[Sample]) -> dict[Target, list[Sample]]:
-    """Samples by the table that decides their time: that of their longest launch."""
+    """Samples by the table that decides their time: their longest launch's."""
     found: dict[Target, list[Sample]] = {}
     for sample in samples:
         work = _longest(sample)

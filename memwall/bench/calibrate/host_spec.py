@@ -5,8 +5,8 @@ thing over and over runs in warm caches, and nets take longer than the sum of th
 the factor that nets show, the geometric mean of measured over summed time. What cannot be measured on this machine is
 bare-metal's, times the geometric mean of this machine's eager kinds over bare-metal's.
 
-The range of 80 % is that of a normal distribution of logarithms, whose variance is that of the nets' factors and, where
-something was not measured, that of the kinds' ratios: what is off by taking one ratio for all of them.
+The range of 80 % is a normal distribution's of logarithms, whose variance is the variance of the nets' factors and,
+where something was not measured, of the kinds' ratios: what is off by taking one ratio for all of them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Runs → drift: for each kernel whether its latest time has left what it was before, and since which run.
 
 A kernel *drifts* in one of two ways. It left its **scatter**: from some run on, the interval of its median (95 %,
-:func:`memwall.bench.stats.timing`) meets that of no run before, always on the same side, and its median differs by more
-than a least share from the median of those. It left its **modeled range**: from some run on, the interval of its median
-lies outside of the 80 % interval that the model gave in that run, and it did not before. A kernel that lay outside from
-its first run on is an error of the model and no drift; it is counted apart.
+:func:`memwall.bench.stats.timing`) meets the interval of no run before, always on the same side, and its median differs
+by more than a least share from the median of those. It left its **modeled range**: from some run on, the interval of
+its median lies outside of the 80 % interval that the model gave in that run, and it did not before. A kernel that lay
+outside from its first run on is an error of the model and no drift; it is counted apart.
 
 Runs on different days are not paired, as the runs of :mod:`memwall.bench.ab` are: what moved the machine as a whole
 moves its kernels too. So the bandwidth of a large copy, timed in each run, and the clock are among what is said to have
@@ -102,7 +102,7 @@ class KernelDrift:
 
     @property
     def change(self) -> float | None:
-        """The latest median over that of the runs before it drifted, less 1."""
+        """The latest median over the median of the runs before it drifted, less 1."""
         return self.median_s / self.usual_s - 1 if self.usual_s else None
 
 

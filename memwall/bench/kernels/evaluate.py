@@ -182,7 +182,7 @@ def _dropout(run: _GroupRun, call: EvaluatedCall) -> list[Tensor]:
 
 
 def _rms_norm(run: _GroupRun, call: EvaluatedCall) -> list[Tensor]:
-    """y = x · rstd · w; without an epsilon it is that of float32, whatever the dtype that it is computed in here."""
+    """y = x · rstd · w; without an epsilon it is float32's, whatever the dtype that it is computed in here."""
     given = _arguments(run, call.op)
     dims = tuple(range(-len(call.op.attributes["normalized_shape"]), 0))
     eps = call.op.attributes.get("eps")

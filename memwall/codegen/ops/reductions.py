@@ -50,7 +50,7 @@ def _over(view: OpView, source: Tensor, dims: tuple[int, ...], kind: str = "sum"
 
 
 def _mean(view: OpView, source: Tensor | None = None) -> Made:
-    """The mean of the op's tensor along its axes, or that of all of another."""
+    """The mean of the op's tensor along its axes, or the mean of all of another."""
     dims = _dims(view, view.tensor("self")) if source is None else tuple(range(len(source.shape)))
     source = source or view.tensor("self")
     count = math.prod(source.shape[d] for d in dims)

@@ -63,7 +63,7 @@ class StoredWeights:
     experts: str = ""
 
     def of(self, path: str) -> str | None:
-        """The scheme of the module of that path: empty where it stays as it is, None where it is that of all."""
+        """The scheme of the module of that path: empty where it stays as it is, None where it is the scheme of all."""
         if self.experts and path.endswith(_EXPERTS):
             return self.experts
         if not self.mixed:
@@ -101,7 +101,7 @@ def stored(raw: Mapping[str, Any], folder: Path) -> StoredWeights:
 
 
 def _whole(name: str) -> str:
-    """The module of one expert's weights in transformers: that of all of them."""
+    """The module of one expert's weights in transformers: one module for all of them."""
     return re.sub(r"\.experts\.\d+\..*", ".experts", name)
 
 

@@ -33,7 +33,7 @@ class CachedStep:
     """A step with a cache: its inputs, or the inputs of the call before it and what follows from its output.
 
     The prompt of a model with an encoder of text is what the encoder reads, from which the decoder begins with one
-    token; where the encoder reads sound, the prompt is that of the decoder.
+    token; where the encoder reads sound, the prompt is the decoder's.
     """
 
     def __init__(self, asked: AskedModel, mode: str, make: Made, static: int | None = None) -> None:

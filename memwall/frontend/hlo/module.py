@@ -1,6 +1,6 @@
 """What a text of HLO says: a module of computations, each a list of instructions, with shapes and layouts.
 
-The grammar is that of ``HloInstruction::ToString`` and ``hlo_parser.cc`` of XLA; layouts are as in xla/layout.h.
+The grammar is from ``HloInstruction::ToString`` and ``hlo_parser.cc`` of XLA; layouts are as in xla/layout.h.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class HloArgument(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HloKernel:
-    """What one instruction launches: ``kind`` is that of a fusion (``loop``, ``input``, ``output``, ``custom``), the
-    target of a custom call, else the opcode; ``cycles`` what a TPU's compiler estimates."""
+    """What one instruction launches: ``kind`` is the kind of a fusion (``loop``, ``input``, ``output``, ``custom``),
+    the target of a custom call, else the opcode; ``cycles`` what a TPU's compiler estimates."""
 
     name: str
     kind: str

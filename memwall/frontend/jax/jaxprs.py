@@ -191,7 +191,7 @@ class JaxprWriter:
         return self._parted(made, eqn.outvars)
 
     def _collective(self, eqn: Any, given: Sequence[int | None]) -> list[int | None]:
-        """A message among the devices along some axes of the mesh, that of the first device."""
+        """A message among the devices along some axes of the mesh, from the first device."""
         name = eqn.primitive.name
         said = eqn.params.get("axes", eqn.params.get("axis_name", ()))
         axes = [said] if isinstance(said, str) else [axis for axis in said if isinstance(axis, str)]

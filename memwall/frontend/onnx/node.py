@@ -21,7 +21,7 @@ FLOATS = ("float32", "float16", "bfloat16", "float64")
 @dataclass(slots=True)
 class OnnxTensor:
     """A value of the file: shape and dtype; its id in the graph once a kernel makes or takes it; its numbers where they
-    are known. ``role`` is that of its storage where it exists before the step; ``fixed``: it is the same in every step.
+    are known. ``role`` is its storage's where it exists before the step; ``fixed``: it is the same in every step.
     ``stored``: what it is dequantized from, its scales and zero points; ``make`` writes that, where a kernel takes it.
     """
 
@@ -48,7 +48,8 @@ Scope = dict[str, OnnxTensor]
 @dataclass
 class Node:
     """A node: ``inputs`` in order, None where one is left out; ``made`` are shape and dtype of its outputs, None where
-    the file does not use one. What it writes goes to ``writer``; ``chip`` is that of the GPU which decides kernels."""
+    the file does not use one. What it writes goes to ``writer``; ``chip`` is the chip of the GPU that decides
+    kernels."""
 
     op: str
     name: str

@@ -9,7 +9,7 @@ from typing import Any
 
 from memwall.core.errors import MissingError, UsageError
 
-#: opsets of ai.onnx that are read; the newest is that of the installed package
+#: opsets of ai.onnx that are read; the newest is the installed package's
 OLDEST_OPSET = 13
 
 #: names of ai.onnx's element types, as :data:`memwall.core.graph.ITEMSIZE` has them
@@ -21,7 +21,7 @@ DTYPES: Mapping[int, str] = {
 }  # fmt: skip
 ELEMENT_TYPES: Mapping[str, int] = {name: number for number, name in DTYPES.items()}
 
-#: domain → that of its ops' names here
+#: domain → domain of its ops' names here
 DOMAINS = {"": "onnx", "ai.onnx": "onnx", "com.microsoft": "microsoft"}
 
 

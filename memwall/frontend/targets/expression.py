@@ -59,7 +59,7 @@ def is_expression(text: str) -> bool:
 
 
 def workload_of_expression(text: str) -> Workload:
-    """The workload of an expression: its inputs in the order in which they stand, its result that of the last
+    """The workload of an expression: its inputs in the order in which they stand, its result from the last
     statement.
 
     Args:

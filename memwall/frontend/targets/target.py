@@ -192,7 +192,7 @@ def _loaded(kind: str, place: str) -> tuple[ModuleType, str, str]:
 
 
 def _title(path: Path) -> str:
-    """The name of a file in reports: of one that is called model that of its folder."""
+    """The name of a file in reports: of a file that is called model, the name of its folder."""
     return path.parent.name if path.stem == "model" and path.parent.name else path.stem
 
 

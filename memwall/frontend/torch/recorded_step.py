@@ -132,7 +132,7 @@ class RecordedStep:
             self.known.assumptions = Assumptions(read_assumptions(self.options.assume), recorder.place)
 
     def _give_shapes(self, make: type[Recorder]) -> None:
-        """Make the parameters of lazy modules, which take their shapes from a first call: that of a copy, with copies
+        """Make the parameters of lazy modules, which take their shapes from a first call: of a copy, with copies
         of the inputs, so that nothing else is left of it."""
         copied = build_module(self.module, self.device, self.warn, self.known).module
         given = build_inputs(self.given.kwargs or self.given.args, self.device, self.warn, None, self.known)

@@ -69,7 +69,7 @@ class Rewrite:
         self.inserted.setdefault(at, []).extend(ops)
 
     def result(self) -> Priced:
-        """The graph with all changes made, its ops numbered anew. Those that stayed keep their costs."""
+        """The graph with all changes made, its ops numbered anew. Ops that stayed keep their costs."""
         ops: list[Op] = []
         known: dict[int, Cost] = {}
         for op in self.original.ops:

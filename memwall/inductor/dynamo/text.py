@@ -108,6 +108,6 @@ def plain_function(name: str) -> str:
 
 
 def resumed_at(name: str) -> tuple[str, int] | None:
-    """Function and line behind which it goes on, where a name is that of a function that Dynamo resumed."""
+    """Function and line behind which it goes on, where a name is a function's that Dynamo resumed."""
     resumed = _RESUMED.fullmatch(name)
     return (plain_function(resumed[1]), int(resumed[2])) if resumed else None

@@ -1,7 +1,7 @@
 """The results of a recorded call, shapes and dtypes, without torch: a trace holds the inputs of an op, not its outputs.
 
 In: a :class:`memwall.ops.recorded.Recorded`. Out: the specs of its results, or an ``Unsupported`` that says what the
-trace lacks. The rule is that of the op's row. Where it needs a value that was not recorded (a stride, a dim), the op's
+trace lacks. The rule is in the op's row. Where it needs a value that was not recorded (a stride, a dim), the op's
 autograd node has the shape of the result (it took a gradient of that shape), else what the next op read if unambiguous,
 else the least possible result is assumed and noted.
 """

@@ -112,7 +112,7 @@ def _reduced_shape(call: Recorded, data: TensorSpec) -> tuple[int, ...]:
 
 
 def _is_reduced(shape: Sequence[int], whole: Sequence[int]) -> bool:
-    """Whether a shape is that of a tensor with some axes gone or of length 1."""
+    """Whether a shape is a tensor's with some axes gone or of length 1."""
     if len(shape) == len(whole):
         return all(n in (1, m) for n, m in zip(shape, whole, strict=True))
     rest = iter(whole)

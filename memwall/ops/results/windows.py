@@ -116,7 +116,8 @@ def input_of(call: Recorded) -> TensorSpec:
 
 
 def _of_size(call: Recorded, size: str, place: int) -> TensorSpec:
-    """A tensor by its size, else that of ``cudnn_convolution_backward(input, grad_output, weight, ...)`` around."""
+    """A tensor by its size, else the tensor of ``cudnn_convolution_backward(input, grad_output, weight, ...)``
+    around."""
     data, sizes = call.need("grad_output"), call.sizes(size)
     if sizes is not None:
         return contiguous(sizes, data.dtype)

@@ -70,7 +70,7 @@ DARK: Mapping[str, str] = {
 
 
 def class_color(op_class: str) -> str:
-    """The colour of a class; that of ``other`` for an unknown one."""
+    """The colour of a class; the colour of ``other`` for an unknown one."""
     return CLASS_COLORS.get(op_class, CLASS_COLORS["other"])
 
 

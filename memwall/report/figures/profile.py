@@ -188,7 +188,7 @@ def _class_legend(profile: Profile, schedule: Schedule) -> list[tuple[str, str, 
 
 
 def overlaid(profile: Profile, schedules: Sequence[Schedule]) -> Roofline:
-    """Several simulations on one roofline, each in its colour; a GPU's roofs once, in that of its first one."""
+    """Several simulations on one roofline, each in its colour; a GPU's roofs once, in the colour of its first one."""
     roofs, slopes, spots, legend = [], [], [], []
     for number, schedule in enumerate(schedules):
         color, gpu = series_color(number), schedule.gpu.name

@@ -114,7 +114,8 @@ def fusion_tables(policies: PolicySet, schedule: Schedule) -> tuple[Table, ...]:
 
 
 def policy_blocks(policies: PolicySet, *, told: Schedule | None = None) -> tuple[Block, ...]:
-    """The policies of a GPU side by side, and a sentence for each but eager and the one that was ``told`` already."""
+    """The policies of a GPU side by side, and a sentence for each but eager and the policy that was ``told``
+    already."""
     rows = [schedule for schedule in policies.schedules if schedule.policy != "eager" and schedule is not told]
     said = (Sentence(saving_sentence(policies, s), strong=s.policy != "ideal") for s in rows)
     return (policy_table(policies), *said, *_ranges(policies))

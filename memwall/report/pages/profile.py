@@ -36,7 +36,7 @@ from memwall.simulate.schedule import Schedule
 @dataclass(frozen=True, slots=True)
 class ProfileReport(Report):
     """A profile: ``by`` chooses what the longest table lists, ``top`` how much of it and ``sort`` its order; ``depth``
-    is that of the tree of modules.
+    is of the tree of modules.
 
     As text, only the ``explained`` kernels are shown; Markdown and JSON include them.
     """

@@ -219,7 +219,7 @@ def _group_table(groups: Sequence[GroupTimes], top: int) -> Table:
 
 
 def _name_columns(pairs: Sequence[Pair]) -> list[col.CellColumn]:
-    """Which kernels: name, repeats, module; that of equal ones with its numbers as stars."""
+    """Which kernels: name, repeats, module; the module of equal ones has its numbers as stars."""
     modules = [collapse(p.module) if p.kernel.repeats > 1 else p.module for p in pairs]
     return [
         col.names("kernel", [cut_name(group_name(p.op_names or [p.kernel.name])) for p in pairs]),

@@ -136,9 +136,9 @@ def calibrate_engine(
     """Fit an engine to runs that were measured of one server; the server is said as to :func:`memwall.serve`.
 
     Args:
-        target: a language model as :func:`memwall.serve` takes it; None: that of ``launch``.
+        target: a language model as :func:`memwall.serve` takes it; None: the model of ``launch``.
         results: files of vLLM's, SGLang's or InferenceX's benchmarks.
-        gpu: the one that served.
+        gpu: the GPU that served.
         launch: the command line that started the server.
 
     Raises:

@@ -31,7 +31,7 @@ def _in_turn(engines: Sequence[Scheduler], request: Request, number: int) -> Sch
 
 
 def _by_prefix(engines: Sequence[Scheduler], request: Request, number: int) -> Scheduler:
-    """The one that has kept most of the prompt, where that is worth it and its load is not far ahead of others'."""
+    """The engine that has kept most of the prompt, where that is worth it and its load is not far ahead of others'."""
     loads = [each.load for each in engines]
     if max(loads) - min(loads) <= _AHEAD or max(loads) <= _TIMES * min(loads):
         tokens, _, best = max((each.found(request), -i, each) for i, each in enumerate(engines))

@@ -84,7 +84,7 @@ def _most_tokens(engine: Engine) -> int:
 
 
 class _PoolServer:
-    """Pools of engines that a request passes one after another: one, or that of prompts and that of decodes."""
+    """Pools of engines that a request passes one after another: one, or one for prompts and one for decodes."""
 
     def __init__(self, steps: Steps | Disaggregated, policy: Policy, fleet: Fleet) -> None:
         self.link_bytes_per_s = math.inf

@@ -45,7 +45,7 @@ class Steady:
     """Means of a server that has run for long; names and units as of
     :class:`~memwall.serving.simulation.requests.Requests`. ``largest_batch`` sequences fit into the cache and the
     policy, with which the server makes ``most_requests_per_s``. The clients' first requests all come at once, with a
-    mean TTFT of ``first_wave_s``; ``run_ttft_s`` is that of a run of as many requests as the workload has, the first
+    mean TTFT of ``first_wave_s``; ``run_ttft_s`` is of a run of as many requests as the workload has, the first
     ones with it, which is what benchmarks report. ``overloaded`` says so (then the batch is the largest, and the wait
     has no end), ``doubt`` where a simulation is more exact, and why; else they are empty."""
 

@@ -14,7 +14,7 @@ from memwall.ops.quantised import SCHEMES, quantised_product
 from memwall.ops.routing import BY_CHANCE, ExpertRouting, loads_of
 from memwall.serving.steps.step import EngineStep, Layout
 
-#: scheme of matmuls -> that of experts, where it is another
+#: scheme of matmuls -> scheme of experts, where it is another
 OF_EXPERTS = {"fp8_static": "fp8", "int4_awq": "int4_wo", "mxfp4": "w4a16_mxfp4"}
 
 NO_COST = Cost(launches=())

@@ -1,7 +1,7 @@
 """Kernels → instructions of HLO: each run of one is an op of the trace, with its operands' shapes, module and line.
 
 A trace names the instruction of a kernel (``hlo_op``), except in some graphs of kernels: then the kernel's own name
-may be that of an instruction. Kernels of one instruction that follow each other on a stream are one run of it, until
+may be an instruction's. Kernels of one instruction that follow each other on a stream are one run of it, until
 the first of them comes again; a sort runs the same kernel many times.
 """
 

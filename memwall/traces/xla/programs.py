@@ -63,12 +63,12 @@ class TracedProgram:
 
     @cached_property
     def _by_kernel(self) -> Mapping[str, str]:
-        """Name of a kernel that XLA has generated → that of the instruction, of which there is but one."""
+        """Name of a kernel that XLA has generated → name of the instruction, of which there is but one."""
         counts = Counter(map(kernel_name, self._instructions))
         return {kernel: name for name in self._instructions if counts[kernel := kernel_name(name)] == 1}
 
     def find(self, instruction: str, kernel: str = "") -> tuple[HloComputation, HloInstruction] | None:
-        """An instruction by its name, else by that of its kernel, with the computation in which it stands."""
+        """An instruction by its name, else by its kernel's, with the computation in which it stands."""
         return self._instructions.get(instruction) or self._instructions.get(self._by_kernel.get(kernel, ""))
 
 

@@ -387,7 +387,7 @@ def _several(computed: Any) -> tuple[torch.Tensor, ...]:
 
 
 class Real(torch.autograd.Function):
-    """An op recorded under another name than that of the kernel that computes it, and its backward likewise. Its
+    """An op recorded under another name than the kernel's that computes it, and its backward likewise. Its
     results are what ``compute(*inputs)`` returns, followed by what only CUDA's kernel writes."""
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 transformers reads the attention mask on the host to see whether the mask may be left out, and the position ids to see
 whether several sequences are packed into one. Each question is put as it is; where it needs data that a trace does not
-have, the answer is that of inputs without padding, and it is noted, as it is an assumption. The few tiny kernels that
+have, the answer is for inputs without padding, and it is noted, as it is an assumption. The few tiny kernels that
 compute an answer are left out.
 """
 
@@ -140,7 +140,7 @@ def _ask(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """The true answer where the values are known, else that of inputs without padding."""
+    """The true answer where the values are known, else the answer for inputs without padding."""
     try:
         with unrecorded():
             found = question(*args, **kwargs)

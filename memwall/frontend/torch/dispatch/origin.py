@@ -41,7 +41,7 @@ class _History:
 
 
 class ModuleTimeline(_History):
-    """Which module was running when; ``path`` is that of the running one."""
+    """Which module was running when; ``path`` is the path of the running one."""
 
     path = ""
 

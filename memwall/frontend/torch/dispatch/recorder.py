@@ -387,7 +387,7 @@ class Recorder(compat.TorchDispatchMode):
         return line
 
     def _line(self, node: Any) -> str:
-        """The user's line of the call that is being recorded, for backward that of its forward call."""
+        """The user's line of the call that is being recorded, for backward the line of its forward call."""
         line = self._mark_line() if node is None and self.phase == "forward" else self.lines.here()
         if line or node is None or self.phase == "optimizer" or node.name() == "torch::autograd::AccumulateGrad":
             return line

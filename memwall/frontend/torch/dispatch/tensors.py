@@ -52,7 +52,7 @@ def plain_parts(tensor: Any) -> list[torch.Tensor]:
 
 
 def is_freed(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's memory was let go, as that of gathered parameters is."""
+    """Whether a tensor's memory was let go, as gathered parameters' is."""
     return bool(tensor.numel()) and not tensor.untyped_storage().nbytes()
 
 

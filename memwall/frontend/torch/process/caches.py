@@ -42,7 +42,7 @@ _TEXTS = frozenset((
 @contextlib.contextmanager
 def empty_caches() -> Iterator[None]:
     """Functions of the model and its libraries remember no tensors when the body begins, nor when it has ended: every
-    trace sees the first call. Those that the caller's own runs left stay: while the body runs, other functions stand
+    trace sees the first call. Tensors that the caller's own runs left stay: while the body runs, other functions stand
     where theirs do."""
     _search()
     moved = [place for cached in _with_tensors() for place in _places(cached)]

@@ -46,7 +46,7 @@ WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 INTEGERS = (torch.bool, *WHOLE)
 #: Ops that move elements one by one.
 COPYING = frozenset(("aten._to_copy", "aten.clone"))
-#: Reductions to one number that of equal elements is that of one.
+#: Reductions to one number; of equal elements it is the element.
 SAME_OF_ONE = frozenset(getattr(torch.ops.aten, name).default for name in ("all", "any", "max", "min"))
 #: Sums over some axes, and copies.
 SUMS = frozenset(
