@@ -27,6 +27,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
+from typing import Any
 
 from memwall.core.errors import UsageError
 
@@ -173,14 +174,23 @@ def _drawn(tokens: int, top_k: int, ep: int, routing: ExpertRouting) -> list[int
     """Rows of each expert, or copy, of the slowest GPU in the draw in which that one is the median."""
     import numpy as np
 
-    copies, gpus = placement(routing.shares, routing.redundant, ep)
-    chances = np.array([[min(top_k * routing.shares[i], 1.0) / copies[i] for i in gpu] for gpu in gpus])
+    chances = _placed(top_k, ep, routing)
     # draws of one chance follow one another: numpy prepares each chance once
     rows = np.random.default_rng(0).binomial(tokens, chances[..., None], size=(*chances.shape, _DRAWS))
-    blocks = (-(-rows // _BLOCK_ROWS)).sum(axis=1) + rows.sum(axis=1) / (rows.sum() + 1)
+    on_gpus = rows.sum(axis=1)
+    blocks = (-(-rows // _BLOCK_ROWS)).sum(axis=1) + on_gpus / (on_gpus.sum() + 1)
     draw = int(np.argsort(blocks.max(axis=0), kind="stable")[_DRAWS // 2])
     found: list[int] = rows[int(blocks[:, draw].argmax()), :, draw].tolist()
     return found
+
+
+@lru_cache(maxsize=1 << 10)
+def _placed(top_k: int, ep: int, routing: ExpertRouting) -> Any:
+    """An array of the chances that a token chooses each expert, or copy, of each GPU."""
+    import numpy as np
+
+    copies, gpus = placement(routing.shares, routing.redundant, ep)
+    return np.array([[min(top_k * routing.shares[i], 1.0) / copies[i] for i in gpu] for gpu in gpus])
 
 
 @lru_cache(maxsize=1 << 10)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 from memwall.core.graph import Pipe
@@ -108,6 +109,12 @@ class ChosenLatent(Launch):
         return {Pipe("tensor", "bfloat16"): 2 * self.heads * self.pairs * (self.size + self.value)}
 
 
+@lru_cache(maxsize=1 << 15)
+def _blocks(loads: tuple[tuple[int, int], ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """What both products, and all GPUs, share of so many rows and experts."""
+    return tuple(sum([-(-rows // size) * experts for rows, experts in loads]) for size in sizes)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsLaunch(Launch):
     """The experts of a mixture that are on one GPU: the rows of the tokens sorted by expert, a grouped product into
@@ -145,9 +152,9 @@ class ExpertsLaunch(Launch):
         """Rows of all experts: a token's row once for each of its experts here."""
         return sum(rows * experts for rows, experts in self.loads)
 
-    def blocks(self, size: int) -> int:
-        """Blocks of ``size`` rows that hold the rows of all experts, each expert's last one filled up."""
-        return sum(-(-rows // size) * experts for rows, experts in self.loads)
+    def blocks(self, *sizes: int) -> tuple[int, ...]:
+        """Blocks of each of so many rows that hold the rows of all experts, each expert's last one filled up."""
+        return _blocks(self.loads, sizes)
 
     @property
     def products(self) -> tuple[tuple[int, int], ...]:

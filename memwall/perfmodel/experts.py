@@ -74,8 +74,8 @@ def _product(launch: ExpertsLaunch, gpu: Gpu, known: ExpertsConstants, n: int, k
     stream_s = traffic_s(gpu, weights * (1 - warm), weights * warm, known.dram)
     math_s = 2 * gpu.sm_count / (gpu.peak(launch.pipe) * known.plateau)  # of a multiply-add in one multiprocessor
     found = []
-    for rows in _ROWS:
-        tiles = launch.blocks(rows) * ceil(n / _COLUMNS)
+    for rows, blocks in zip(_ROWS, launch.blocks(*_ROWS), strict=True):
+        tiles = blocks * ceil(n / _COLUMNS)
         waves = max(tiles / gpu.sm_count, 1.0)
         rounds = _ROUNDING * ceil(waves) + (1 - _ROUNDING) * waves
         operands = k * (rows * launch.itemsize + _COLUMNS * weight_bytes)
@@ -88,7 +88,8 @@ def _product(launch: ExpertsLaunch, gpu: Gpu, known: ExpertsConstants, n: int, k
 def explain(launch: ExpertsLaunch, gpu: Gpu, known: ExpertsConstants, terms: Terms) -> str:
     """Why the launch takes its time, in one sentence."""
     first, second = terms.facts["products"]
-    filled = launch.rows / max(launch.blocks(first.rows) * first.rows, 1)
+    (blocks,) = launch.blocks(first.rows)
+    filled = launch.rows / max(blocks * first.rows, 1)
     weights = launch.active * launch.expert_bytes
     return (
         f"{launch.rows} rows of {launch.tokens} tokens for {launch.active} experts in blocks of {first.rows} and "
