@@ -26,6 +26,7 @@ from memwall.serving.run import OWN, serve, steps_of
 from memwall.serving.simulation.engine import BLOCK_TOKENS
 from memwall.serving.simulation.timing import GpuSteps
 from memwall.serving.steps import EngineStep
+from memwall.serving.tower import MEDIA, media_of
 from memwall.trace_cache import Traces
 
 #: what a decode step and a server's load are where no axis says
@@ -41,13 +42,13 @@ def shared_model(
     weights: str = "model",
     dtype: str | None = None,
     tokens: int | None = None,
-    images: tuple[int, Any] | None = None,
+    media: Sequence[tuple[str, Any]] = (),
 ) -> Model:
     """A model as servers run it; arguments and errors as of :func:`memwall.serving.read_model`. One that its
     configuration does not quantise is read once for all formats of weights."""
     if weights not in WEIGHTS:
         raise unknown("scheme of weights", weights, WEIGHTS)
-    pictured = {} if images is None else {"images": images}
+    pictured: dict[str, Any] = {"media": media} if media else {}
     made = _model(traces, target, dtype=dtype, **pictured)
     if made.max_context is None and tokens is not None:
         made = _model(traces, target, dtype=dtype, tokens=tokens, **pictured)
@@ -199,9 +200,8 @@ def _served(task: Task, asked: dict[str, Any], clients: Sequence[int], traces: T
     weights, dtype = asked.pop("weights", "model"), asked.pop("dtype", None)
     load = filled(ServeOptions, {**_SERVED, **part_of(ServeOptions, asked)})
     tokens = max(each.longest.tokens for each in loads_of(load).loads)
-    images = asked.pop("images", None)
-    pictured = None if images is None else (images, asked.pop("image", None))
-    model = shared_model(traces, task.target, weights, dtype, tokens, pictured)
+    media = media_of({option: asked.pop(option, None) for option in MEDIA.values()})
+    model = shared_model(traces, task.target, weights, dtype, tokens, media)
     if isinstance(asked.get("draft"), str) and asked["draft"] != OWN:
         asked["draft"] = shared_model(traces, asked["draft"], dtype=dtype, tokens=tokens)
     loads = {} if asked.keys() & {"rate", "trace"} else {"concurrency": clients}

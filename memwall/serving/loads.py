@@ -28,8 +28,8 @@ _NOTHING: Mapping[str, tuple[int | None, ...]] = {"turns": (None, 1)}
 #: option → options that say the same otherwise, or that it cannot go with, and why
 _APART = {
     "trace": (("rate", "burst", "turns", "system_prompt"), "has the requests and when they come"),
-    "images": (("trace", "prefix_hit", "turns", "system_prompt"),
-               "which requests have images, or which of them are cached, is not known"),
+    **dict.fromkeys(("images", "frames", "audio"), (("trace", "prefix_hit", "turns", "system_prompt"),
+                    "which requests have such, or which of them are cached, is not known")),
 }  # fmt: skip
 
 
@@ -85,13 +85,13 @@ def loads_of(said: Any, lengths: RequestLengths | None = None) -> AskedLoads:
 
 
 def loads_of_model(model: Model, said: Any, asked: AskedLoads) -> AskedLoads:
-    """The loads, with the tokens of images, or of what an encoder reads. Raises UsageError: the model takes no such
-    requests."""
-    if model.pictures is not None:
+    """The loads, with the tokens of what stands in front of prompts, or of what an encoder reads. Raises UsageError:
+    the model takes no such requests."""
+    if model.media is not None:
         lengths = parse_lengths(said.prompt or PROMPT, said.generate, said.lengths)
         if lengths.pairs:
-            raise UsageError("--images with pairs of lengths: how many tokens of a prompt are of text is not known")
-        asked = loads_of(said, lengths._replace(prompt=replace(lengths.prompt, fixed=model.pictures.tokens)))
+            raise UsageError("of pairs of lengths no tokens are images or sound: leave out --images, --frames, --audio")
+        asked = loads_of(said, lengths._replace(prompt=replace(lengths.prompt, fixed=model.media.tokens)))
     if model.encoder is not None:
         if wrong := next((name for name in ("trace", "turns", "system_prompt") if getattr(said, name)), ""):
             raise UsageError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from memwall.frontend.targets.target import is_saved
 from memwall.pipeline import profile
 from memwall.record.profile import Profile
 from memwall.serving.steps import ServedKernels, served
-from memwall.serving.tower import Pictures, read_pictures
+from memwall.serving.tower import Media, read_media
 
 #: ``--weights`` -> scheme of :mod:`memwall.ops.quantised`
 WEIGHTS = {
@@ -38,7 +38,7 @@ class Model:
     """A model as servers run it: its kernels, how its weights and its cache (a dtype, empty for the model's) are
     stored, and the most tokens of a sequence; ``encoder`` are the tokens that an encoder reads, 0 if it reads something
     else, None without one; ``guesses`` are tokens that modules of its own guess (MTP);
-    ``pictures`` are the images that stand in front of each prompt."""
+    ``media`` are the images, frames and sounds that stand in front of each prompt."""
 
     name: str
     served: ServedKernels
@@ -48,7 +48,7 @@ class Model:
     encoder: int | None = None
     guesses: int = 0
     fronts: tuple[str, ...] = ()
-    pictures: Pictures | None = None
+    media: Media | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -59,7 +59,7 @@ def read_model(
     dtype: str | None = None,
     tokens: int | None = None,
     prompt: int | None = None,
-    images: tuple[int, Any] | None = None,
+    media: Sequence[tuple[str, Any]] = (),
 ) -> Model:
     """Trace one decode step of a target, or take one that was profiled, and read what a server runs.
 
@@ -68,7 +68,7 @@ def read_model(
         dtype: cast the model to this first.
         tokens: the most of a sequence that will be asked, where the model does not say how many it takes.
         prompt: tokens that an encoder of text reads.
-        images: how many stand in front of each prompt, and their height and width.
+        media: what stands in front of each prompt (:func:`memwall.serving.tower.media_of`).
 
     Raises:
         UsageError: as :func:`memwall.profile`; the model keeps no cache, or weights are stored in an unknown format.
@@ -96,18 +96,19 @@ def read_model(
     notes += _doubts(stated, stored if weights == "model" else StoredWeights(), context, tokens)
     if encoder is not None and first is None:
         notes.append("the encoder is not in a saved decode step: prompts take no time for it")
-    pictures = None if images is None else read_pictures(target, *images, dtype)
+    front = read_media(target, media, dtype) if media else None
+    notes += front.notes if front else ()
     scheme = (stated.weights or "") if weights == "model" else WEIGHTS[weights]
     return Model(
         name=made.workload.name,
-        served=pictures.beside(kernels) if pictures else kernels,
+        served=front.beside(kernels) if front else kernels,
         scheme=scheme,
         cache=CACHES.get(cache, ""),
         max_context=most,
         encoder=encoder,
         guesses=stated.guesses,
-        fronts=tuple(front for front in stated.fronts if not (pictures and front == "images")),
-        pictures=pictures,
+        fronts=tuple(each for each in stated.fronts if front is None or each not in front.fronts),
+        media=front,
         notes=tuple(notes),
     )
 

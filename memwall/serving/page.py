@@ -57,7 +57,7 @@ class ServingReport(Report):
             ("engine", found.engine),
             ("draft", found.draft or ""),
             ("requests", found.requests),
-            ("images", found.images),
+            ("in front", found.media),
         )
         answer: list[Block] = [Sentence(line, strong=True) for line in (_choices(found) or _fastest(found))]
         answer += [Sentence(line) for line in _held(found)]

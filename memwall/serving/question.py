@@ -28,9 +28,11 @@ class LoadOptions(TypedDict, total=False):
     images: Annotated[
         int | None, Option(None, "Images in front of each prompt, which the model's tower reads.", least=1, metavar="N")
     ]
+    frames: Annotated[int | None, Option(None, "Frames of a clip in front of each prompt.", least=1, metavar="N")]
+    audio: Annotated[float | None, Option(None, "Seconds of sound in front of each prompt.", metavar="SECONDS")]
     image: Annotated[
         str | int | tuple[int, int] | None,
-        Option(None, "Height and width of an image. [default: as the configuration states]", metavar="HxW"),
+        Option(None, "Height and width of an image or frame. [default: as the configuration states]", metavar="HxW"),
     ]
     prefix_hit: Annotated[float | None, Option(
         None, "Share of a prompt in the cache already. [default: 0; of sessions what the cache keeps]",
@@ -204,7 +206,8 @@ class ServeOptions(ServerOptions, ServedLoad, CostOptions, total=False):
             an encoder reads something else.
         concurrency: clients that each wait for an answer before they ask again, one number or several.
         images: images of each request, in front of its text, of the height and width ``image``, as in ``"1024x1024"``;
-            the prompt is the tokens of text behind them.
+            the prompt is the tokens of text behind them. ``frames`` of one clip of that size, and seconds of ``audio``,
+            stand there likewise.
         rate: requests per second at random times, instead of clients. The seconds between two have the coefficient of
             variation ``burst``, with which they are gamma-distributed; 1 is Poisson, 0 even.
         turns: requests of a session: a client asks the next one on average ``think`` seconds after an answer, with all

@@ -33,6 +33,7 @@ from memwall.serving.simulation.timing import GpuSteps
 from memwall.serving.simulation.workload import RequestLoad
 from memwall.serving.steps import EngineStep, Layout
 from memwall.serving.steps.routing import read_routing, routed
+from memwall.serving.tower import media_of
 
 #: in the note of a traced step whose experts are all alike
 _BY_CHANCE = "experts=balanced"
@@ -81,8 +82,10 @@ def serve(
     longest = max(load.longest.tokens for load in asked.loads)
     read = partial(read_model, dtype=said.dtype, tokens=longest, prompt=said.prompt)
     progress(f"tracing {target if isinstance(target, (str, Path)) else target.name}")
-    images = images_of(said, isinstance(target, Model))
-    model = target if isinstance(target, Model) else read(target, weights=said.weights, images=images)
+    media = media_of(vars(said))
+    if media and isinstance(target, Model):
+        raise UsageError("a model that was read already has what stands in front of prompts: read it with media")
+    model = target if isinstance(target, Model) else read(target, weights=said.weights, media=media)
     model = with_routing(model, said)
     asked = loads_of_model(model, said, asked)
     guess = None if said.draft is None else _guess(model, said.draft, read, said.draft_tokens, said.accept)
@@ -113,17 +116,6 @@ def target_of(
         return target, None
     line = read_launch(launch, str(target) if isinstance(target, (str, Path)) else None)
     return line.target if target is None else target, line
-
-
-def images_of(said: Any, is_read: bool = False) -> tuple[int, Any] | None:
-    """The images of a request and their size. Raises UsageError: they are asked for where they cannot be billed."""
-    if said.images is None:
-        if said.image is not None:
-            raise UsageError("--image is the size of --images, of which none are given")
-        return None
-    if is_read:
-        raise UsageError("a model that was read already has its images: read it with images")
-    return said.images, said.image
 
 
 def _engines(

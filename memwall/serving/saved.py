@@ -25,7 +25,7 @@ from memwall.serving.levers import ServedOutcome, ServedVerdict, served_verdicts
 from memwall.serving.question import LoadOptions
 from memwall.serving.simulation.served import Requests
 from memwall.serving.steps import EngineStep
-from memwall.serving.wording import images_text, requests_text
+from memwall.serving.wording import media_text, requests_text
 
 SCHEMA = "memwall.serving/1"
 _FAMILY, _, _VERSION = SCHEMA.partition("/")
@@ -185,7 +185,7 @@ class SavedLaunch:
 @dataclass(frozen=True, kw_only=True)
 class SavedServing:
     """A record. ``weights_bytes`` and ``kv_bytes_per_token`` (after the first 1,024) are the model's on a GPU of
-    the first engine; ``requests``, ``images`` and ``draft`` are in words; ``choices`` are for each load what keeps all
+    the first engine; ``requests``, ``media`` and ``draft`` are in words; ``choices`` are for each load what keeps all
     objectives, ``best`` is the one of them whose tokens cost least, and ``cheaper`` what stops the next cheaper one of
     its load; ``percentiles`` are of all simulated points; ``verdicts`` are of each engine under its last load,
     ``what_ifs`` of each point that runs; ``launch`` is the command line that was read, ``command`` the one that starts
@@ -212,7 +212,7 @@ class SavedServing:
     verdicts: tuple[ServedVerdict, ...] = ()
     what_ifs: tuple[ServedOutcome, ...] = ()
     percentiles: tuple[SavedPercentile, ...] = ()
-    images: str = ""
+    media: str = ""
     launch: SavedLaunch | None = None
     command: str = ""
 
@@ -270,7 +270,7 @@ def saved(
         draft=found.draft or None,
         max_context=model.max_context,
         requests=requests_text(found),
-        images=images_text(found),
+        media=media_text(found),
         weights_bytes=model.served.weights_bytes(first.layout),
         kv_bytes_per_token=kv,
         notes=(*model.notes, *found.notes, *filter(None, (left_out,)), *(found.launch.notes if found.launch else ())),

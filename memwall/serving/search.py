@@ -30,13 +30,14 @@ from memwall.serving.candidates import ServerCandidate, cost_of, objective, obje
 from memwall.serving.kinds import shared_model
 from memwall.serving.loads import check_load, loads_of, loads_of_model
 from memwall.serving.question import CostOptions, EngineOptions, LoadOptions, SearchOptions
-from memwall.serving.run import check_engine, images_of, with_routing
+from memwall.serving.run import check_engine, with_routing
 from memwall.serving.simulation.fleet import ONE
 from memwall.serving.simulation.steady import largest_batch
 from memwall.serving.simulation.timing import GpuSteps
 from memwall.serving.steps import EngineStep
 from memwall.serving.steps.attention import Attention, Compressed, Index, Latent
 from memwall.serving.steps.kernels import Collective, Experts
+from memwall.serving.tower import MEDIA, media_of
 from memwall.trace_cache import Traces, trace_folder
 
 #: what is said of candidates whose bound is enough
@@ -186,15 +187,15 @@ class _EngineSearch:
     def __post_init__(self) -> None:
         said = vars(self.said)
         self.own, billed, asked = (part_of(part, said) for part in (EngineOptions, CostOptions, LoadOptions))
-        self.images = images_of(self.said)
-        read_with_model = dict.fromkeys(("images", "image"))
+        self.media = media_of(said)
+        read_with_model = dict.fromkeys(MEDIA.values())
         self.served = {**self.own, **billed, **asked, **read_with_model, "concurrency": self.said.concurrency}
         self.billed, self.loads = billed, loads_of(self.said)
 
     def model(self, scheme: str) -> Model:
         """The model with a scheme of weights."""
         (load,) = self.loads.loads
-        return shared_model(self.traces, self.target, scheme, tokens=load.longest.tokens, images=self.images)
+        return shared_model(self.traces, self.target, scheme, tokens=load.longest.tokens, media=self.media)
 
     def least_cost(self, each: EngineCandidate) -> float | str:
         """What candidates cost at least, or why they are out, without a simulation."""

@@ -1,14 +1,15 @@
-"""The images of a request: the tokens that they become, and the tower that makes these, as engines run it.
+"""What stands in front of a prompt, images, frames of a clip and sound: the tokens that it becomes, and the towers that
+make these, as engines run them.
 
-The tower is traced alone, with as many images of the size that is asked for as a request has. Its kernels are those
-that PyTorch runs op by op, as vLLM's and SGLang's towers do outside of their CUDA graphs; its attention is that which
-the engine takes (:data:`TOWER_ATTENTION`), one call for all images of a layer.
+The towers are traced alone, with as much of everything as a request has. Their kernels are those that PyTorch runs op
+by op, as vLLM's and SGLang's towers do outside of their CUDA graphs; their attention is that which the engine takes
+(:data:`TOWER_ATTENTION`), one call for all images of a layer.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from memwall.core.errors import UsageError
 from memwall.core.graph import Op
 from memwall.core.units import counted
-from memwall.frontend.targets.sizes import read_sizes
+from memwall.frontend.targets.sizes import SIZES
 from memwall.frontend.targets.target import split_target
 from memwall.hardware.chips import chip_of, target_of
 from memwall.hardware.host import HostWork
@@ -39,43 +40,72 @@ TOWER_ATTENTION: Mapping[str, tuple[Mapping[str, str], str]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pictures:
-    """The images of a request: how many of what height and width, if that was said, the tokens that stand for them, and
-    the tower."""
+#: size of :data:`memwall.frontend.targets.sizes.SIZES` -> the option of ``memwall serve`` that says it
+MEDIA = {"images": "images", "image": "image", "video": "frames", "seconds": "audio"}
 
-    images: int
-    size: tuple[int, int] | None
+
+def media_of(said: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """What stands in front of each prompt, by some options of :func:`memwall.serve`: sizes with their names, none
+    without images, frames and sound.
+
+    Raises:
+        UsageError: a size is wrong, or is of images that are not asked for.
+    """
+    given = ((size, option, said.get(option)) for size, option in MEDIA.items())
+    sizes = {size: SIZES[size](option, value) for size, option, value in given if value is not None}
+    if "image" in sizes and not sizes.keys() & {"images", "video"}:
+        raise UsageError("--image is the size of --images and --frames, of which none are given")
+    return tuple(sizes.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Media:
+    """What stands in front of each prompt: in words with the tokens of each part, the tokens in all, and the towers.
+    ``notes`` say what was assumed."""
+
+    said: str
     tokens: int
     tower: Tower
-
-    @property
-    def said(self) -> str:
-        """``2 images of 448 x 448 as 394 tokens``."""
-        size = f" of {self.size[0]} x {self.size[1]}" if self.size else ""
-        return f"{counted(self.images, 'image')}{size} as {counted(self.tokens, 'token')}"
+    fronts: frozenset[str]
+    notes: tuple[str, ...] = ()
 
     def beside(self, served: ServedKernels) -> ServedKernels:
-        """The kernels of a model and of its tower, whose weights were among the weights that no kernel reads."""
+        """The kernels of a model and of its towers, whose weights were among the weights that no kernel reads."""
         others = max(served.other_bytes - self.tower.weight_bytes, 0)
         return replace(served, kernels=(*served.kernels, (self.tower, 1)), other_bytes=others)
 
 
-def read_pictures(target: Any, images: int, image: Any, dtype: str | None = None) -> Pictures:
-    """Trace the tower of a target for the images of one request.
+def read_media(target: Any, asked: Sequence[tuple[str, Any]], dtype: str | None = None) -> Media:
+    """Trace the towers of a target for what stands in front of one prompt (:func:`media_of`).
 
     Raises:
-        UsageError: the target is no configuration of transformers, or the model reads no images.
+        UsageError: the target is no configuration of transformers, or the model reads no such thing.
     """
+    sizes = dict(asked)
+    option = MEDIA[next(iter(sizes))]
     kind, place, _ = split_target(str(target)) if not isinstance(target, Profile) else ("profile", "", "")
     if kind != "hf":
-        raise UsageError("--images is of a configuration, hf:FOLDER: of others memwall does not know what reads images")
-    from memwall.frontend.hf.tower import image_tower
+        raise UsageError(f"--{option} is of a configuration, hf:FOLDER: of others memwall does not know what reads it")
+    from memwall.frontend.hf.tower import front_tower
 
-    sizes = read_sizes({"images": images, "image": image})
-    found = image_tower(Path(place), sizes)
-    made = profile(found.workload, dtype=dtype)
-    return Pictures(images=images, size=sizes.get("image"), tokens=found.tokens[-1], tower=tower_of(made))
+    found = front_tower(Path(place), sizes)
+    made = profile(found.workload, dtype=dtype, assume="nonzero=1")  # nothing of it is padding
+    told = [f"{_called(size, sizes)} as {counted(tokens, 'token')}" for size, tokens in found.tokens.items()]
+    return Media(
+        said=" and ".join(told),
+        tokens=sum(found.tokens.values()),
+        tower=tower_of(made),
+        fronts=frozenset("sounds" if size == "seconds" else "images" for size in found.tokens),
+        notes=found.notes,
+    )
+
+
+def _called(size: str, sizes: Mapping[str, Any]) -> str:
+    """``2 images of 448 x 448``."""
+    if size == "seconds":
+        return f"{sizes[size]:g} s of sound"
+    of = f" of {sizes['image'][0]} x {sizes['image'][1]}" if "image" in sizes else ""
+    return (counted(sizes[size], "image") if size == "images" else f"a clip of {counted(sizes[size], 'frame')}") + of
 
 
 def tower_of(made: Profile) -> Tower:

@@ -20,9 +20,9 @@ def requests_text(found: Serving) -> str:
         return f"{encoder:,} tokens to the encoder, {load.generate.nominal:,} out"
     after = " after the encoder" if encoder is not None else ""
     hit = f", {load.prefix_hit:.0%} of a prompt cached" if load.prefix_hit else ""
-    pictures = found.model.pictures
-    of_images = "" if pictures is None else f" and {pictures.said} in front"
-    text = f"{load.prompt.nominal:,} tokens in{of_images}{after}{hit}, {load.generate.nominal:,} out"
+    media = found.model.media
+    front = "" if media is None else f" and {media.said} in front"
+    text = f"{load.prompt.nominal:,} tokens in{front}{after}{hit}, {load.generate.nominal:,} out"
     text += load.prompt.spread and f", {load.prompt.spread}"
     text += _sessions(load)
     fronts = " and ".join(found.model.fronts)
@@ -41,11 +41,11 @@ def _sessions(load: RequestLoad) -> str:
     return "".join(f", {each}" for each in told)
 
 
-def images_text(found: Serving) -> str:
-    """What the tower takes for the images of one request, on each GPU."""
-    pictures = found.model.pictures
-    if pictures is None:
+def media_text(found: Serving) -> str:
+    """What towers take for what stands in front of one prompt, on each GPU."""
+    media = found.model.media
+    if media is None:
         return ""
     steps = {point.gpu.name: point.steps for point in found.points}
     times = (f"{duration(each.tower_s)} on {name}" for name, each in steps.items())
-    return f"{pictures.said} for each request; the tower takes {', '.join(times)}"
+    return f"{media.said} for each request; the tower takes {', '.join(times)}"

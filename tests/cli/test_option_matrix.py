@@ -31,7 +31,7 @@ GIVEN = {
     "startup": "--startup 5", "route": "--route round-robin",
     "since": "--since 2026-01-03", "least": "--least 0.5", "runs": "--runs none",
     "kwh": "--kwh 0.1", "busy": "--busy 0.5", "pue": "--pue 1.2", "spot": "--spot 0.5", "straggler": "--straggler 0.8",
-    "routing": "--routing power-law:1.2", "failed": "--failed 1",
+    "routing": "--routing power-law:1.2", "failed": "--failed 1", "frames": "--frames 4", "audio": "--audio 4",
 }  # fmt: skip
 _PICTURE = {"style": "without -o FILE that ends in .png", "figure": "without -o FILE that ends in .png"}
 _TRACING = "says how to trace a model"
@@ -108,6 +108,7 @@ ROWS = {
         "accept": "without --draft", "style": _PICTURE["style"], "burst": "without --rate", "think": "without --turns",
         "trace-scale": "without --trace", "startup": "without --autoscale", "route": "of one engine",
         "pue": "without --kwh", "spot": "without --price", "routing": "no experts", "failed": "none is left",
+        "image": "of which none are given", "frames": "reads no videos", "audio": "reads no sound",
     }),
     "serve, at a rate": Row("serve LLAMA --rate 40 --turns 2 --replicas 2 --prompt 64 --generate 16",
                             "burst think route failed", {"closed-form": "no closed form", "autoscale": "leave out"}),

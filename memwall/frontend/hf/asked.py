@@ -20,6 +20,8 @@ SEQ, IMAGE, FRAMES = 512, 224, 8
 SECONDS, SPECTROGRAM_SECONDS = 1.0, 10.0
 #: samples of a waveform in a second, and columns of a spectrogram (steps of 10 ms)
 SAMPLE_RATE, COLUMN_RATE = 16_000, 100
+#: columns of 30 s
+_CLIP_COLUMNS = 30 * COLUMN_RATE
 
 #: What a configuration calls the most positions that it has.
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "seq_length")
@@ -149,11 +151,23 @@ class AskedModel:
     @cached_property
     def fixed_columns(self) -> int | None:
         """Columns of a spectrogram of which each has a position, as in Whisper's encoder, whose second layer takes
-        two."""
-        if number(self.audio, "input_feat_per_channel") or not number(self.audio, "num_mel_bins"):
+        two; not of towers that take windows, each with the same positions."""
+        if number(self.audio, "input_feat_per_channel", "n_window") or not number(self.audio, "num_mel_bins"):
             return None
         positions = number(self.audio, "max_source_positions")
         return 2 * positions if positions else None
+
+    @cached_property
+    def heard(self) -> tuple[list[int], int]:
+        """Columns of a spectrogram in each clip of a sound, and those that each clip is padded to: a longer sound than
+        a tower has positions for, or than 30 s of GLM-ASR, is cut (processing_voxtral.py), and one that is taken in
+        windows is padded to whole ones (Qwen3-ASR)."""
+        stated, fixed = "seconds" in self.sizes, self.fixed_columns
+        columns = self.columns() if stated or fixed is None else fixed
+        most = fixed or (_CLIP_COLUMNS if self.config.model_type == "glmasr" else columns)
+        clips = [min(most, columns - first) for first in range(0, columns, most)]
+        step = 2 * (number(self.audio, "n_window") or 0) or 1
+        return clips, fixed or (most if len(clips) > 1 else -(-columns // step) * step)
 
     @cached_property
     def required(self) -> list[str]:
@@ -183,6 +197,8 @@ class AskedModel:
             "input_dim",
             "mel_bins",
             "feature_projection_input_dim",
+            "input_feat_size",
+            "subsampling_conv_channels",
         )
         return self._part(_AUDIO, fields)
 
@@ -250,6 +266,11 @@ class AskedModel:
         return number(self.vision, "patch_size", "spatial_patch_size") or 14
 
     @cached_property
+    def depth(self) -> int:
+        """Frames that become one patch."""
+        return number(self.vision, "temporal_patch_size", "patch_temporal") or 1
+
+    @cached_property
     def merge(self) -> int:
         """Patches along each axis that become one token."""
         names = ("spatial_merge_size", "merge_kernel_size")
@@ -259,9 +280,8 @@ class AskedModel:
     def image(self) -> tuple[int, int]:
         """Height and width of an image: as asked for, else as in the configuration; to the nearest whole blocks
         of what the tower takes together (smart_resize of image_processing_qwen2_vl.py)."""
-        given = self.sizes.get("image")
-        height, width = given or self._trained_image
-        if given is None and self.takes("prompt_pixel_values"):  # seen below its prompt
+        height, width = self.stated_image
+        if "image" not in self.sizes and self.takes("prompt_pixel_values"):  # seen below its prompt
             height //= 2
         step = self.patch * self.merge if self.takes("image_grid_thw") or self.takes("grid_thw") else 1
         if self.takes("input_ids", "pixel_attention_mask"):  # patches that become one token, as in Idefics 3
@@ -269,6 +289,11 @@ class AskedModel:
         if windows := number(self.vision, "num_windows_side", "num_windows"):  # along each axis, as in RF-DETR
             step = self.patch * windows
         return max(round(height / step), 1) * step, max(round(width / step), 1) * step
+
+    @property
+    def stated_image(self) -> tuple[int, int]:
+        """Height and width of an image that are asked for, else those of the configuration."""
+        return self.sizes.get("image") or self._trained_image
 
     @cached_property
     def _trained_image(self) -> tuple[int, int]:
@@ -321,7 +346,7 @@ class AskedModel:
     @cached_property
     def stride(self) -> int:
         """Columns of 10 ms from one that the model is given to the next: several may come as one."""
-        several = number(self.audio, "feature_projection_input_dim")
+        several = number(self.audio, "feature_projection_input_dim", "input_dim")
         return several // _BINS if several else _extractor_default(self.config, "stride_lfr", "frame_stacking") or 1
 
     def columns(self) -> int:

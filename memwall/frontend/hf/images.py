@@ -7,6 +7,7 @@ becomes is asked of the model (:mod:`.inputs`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,14 +33,20 @@ def _clip(asked: AskedModel) -> Tensors:
     return {"pixel_values": torch.randn(shape, dtype=asked.dtype)}
 
 
-def _patches(asked: AskedModel) -> Tensors:
-    """Qwen2-VL and what follows it: all patches of all images in a row, each with two frames, and the grid of each
-    image in time, height and width (image_processing_qwen2_vl.py)."""
+def _rows_of_patches(asked: AskedModel, count: int, frames: int) -> tuple[Tensor, Tensor]:
+    """(patches, values) of so many images or clips in a row, and the grid of each in time, height and width: a patch
+    has as many frames as the tower takes together, of which an image is one and the last of a clip is repeated
+    (image_processing_qwen2_vl.py, video_processing_qwen2_vl.py)."""
     height, width = (size // asked.patch for size in asked.image)
-    depth = number(asked.vision, "temporal_patch_size", "patch_temporal") or 1
-    values = asked.channels * depth * asked.patch * asked.patch
-    pixels = torch.randn((asked.pictures * height * width, values), dtype=asked.dtype)
-    grid = torch.tensor([[1, height, width]] * asked.pictures, dtype=torch.int64)
+    rows = -(-frames // asked.depth)
+    values = asked.channels * asked.depth * asked.patch * asked.patch
+    pixels = torch.randn((count * rows * height * width, values), dtype=asked.dtype)
+    return pixels, torch.tensor([[rows, height, width]] * count, dtype=torch.int64)
+
+
+def _patches(asked: AskedModel) -> Tensors:
+    """Qwen2-VL and what follows it: all patches of all images in a row, and their grids."""
+    pixels, grid = _rows_of_patches(asked, asked.pictures, 1)
     merged = torch.full((asked.pictures,), asked.merge, dtype=torch.int64)  # VideoLLaMA 3 merges others in videos
     return {
         "pixel_values": pixels,
@@ -67,14 +74,19 @@ def _flat_patches(asked: AskedModel) -> Tensors:
 
 def _positioned_patches(asked: AskedModel) -> Tensors:
     """Gemma 4: patches in a row with the column and row of each (image_processing_gemma4.py)."""
+    pixels, places = _placed(asked, asked.pictures)
+    return {"pixel_values": pixels, "image_position_ids": places, "pixel_position_ids": places}
+
+
+def _placed(asked: AskedModel, count: int) -> tuple[Tensor, Tensor]:
+    """(pictures, patches, values), and (pictures, patches, 2) columns and rows."""
     pool = number(asked.vision, "pooling_kernel_size") or 1
     step = asked.patch * pool
     height, width = (max(size // step, 1) * pool for size in asked.image)
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    places = torch.stack((columns, rows), -1).reshape(1, height * width, 2).repeat(asked.pictures, 1, 1)
+    places = torch.stack((columns, rows), -1).reshape(1, height * width, 2).repeat(count, 1, 1)
     values = asked.channels * asked.patch * asked.patch
-    pixels = torch.randn((asked.pictures, height * width, values), dtype=asked.dtype)
-    return {"pixel_values": pixels, "image_position_ids": places, "pixel_position_ids": places}
+    return torch.randn((count, height * width, values), dtype=asked.dtype), places
 
 
 def _aspect_tiles(asked: AskedModel) -> Tensors:
@@ -159,7 +171,7 @@ def _overlapping_crops(asked: AskedModel) -> Tensors:
     2 x 2 patches that it pools, -1 beyond the edge; and the tokens of both along height and width
     (image_processing_molmo2.py)."""
     side = asked._trained_image[0] // asked.patch
-    down, across = _tiling(asked.sizes.get("image") or asked._trained_image, side, asked.patch)
+    down, across = _tiling(asked.stated_image, side, asked.patch)
     sizes = [(side, side), (down * (side - _SHARED) + _SHARED, across * (side - _SHARED) + _SHARED)]
     pooled = []
     for first, (rows, columns) in zip((0, side * side), sizes, strict=True):
@@ -255,17 +267,43 @@ def _square_patches(asked: AskedModel) -> Tensors:
     return {**made, "pixel_values": made["pixel_values"].reshape(shape)}
 
 
+#: Model types whose patches are (channels, height, width) of one frame.
+_SQUARE = ("kimi_k25", "kimi_k25_vision", "paddleocr_vl")
+
 #: Model types whose forward does not tell.
 _BY_TYPE: Mapping[str, Callable[[AskedModel], Tensors]] = {
     "efficientloftr": _pairs, "lightglue": _pairs, "superglue": _pairs,
     "idefics": _masked, "instructblipvideo": _clip,
-    "kimi_k25": _square_patches, "kimi_k25_vision": _square_patches, "paddleocr_vl": _square_patches,
+    **dict.fromkeys(_SQUARE, _square_patches),
     "neomme": _patches, "pi0": _cameras, "inkling2": _token_blocks, "inkling2_vision": _token_blocks,
 }  # fmt: skip
 
 
+def _clips_of_patches(asked: AskedModel) -> Tensors:
+    """Qwen2-VL and what follows it: all patches of all clips in a row, and their grids."""
+    pixels, grid = _rows_of_patches(asked, asked.batch, asked.frames)
+    if asked.config.model_type in _SQUARE:
+        pixels = pixels.reshape(-1, asked.channels, asked.patch, asked.patch)
+    merged = torch.full((asked.batch,), asked.merge, dtype=torch.int64)
+    return {"pixel_values_videos": pixels, "video_grid_thw": grid, "video_merge_sizes": merged}
+
+
+def _placed_frames(asked: AskedModel) -> Tensors:
+    """Gemma 4: each frame as an image, and the frames of each clip."""
+    pixels, places = _placed(asked, asked.batch * asked.frames)
+    frames = torch.full((asked.batch,), asked.frames, dtype=torch.int64)
+    return {"pixel_values_videos": pixels, "video_position_ids": places, "num_frames_per_video": frames}
+
+
 def videos(asked: AskedModel) -> Tensors:
-    """(batch, frames, channels, height, width)."""
+    """The clips of a batch, of ``frame`` pixels where a processor says so; (batch, frames, channels, height, width)
+    where the model asks for nothing else."""
+    if "frame" in asked.sizes:
+        asked = replace(asked, sizes={**asked.sizes, "image": asked.sizes["frame"]})
+    if asked.takes("video_grid_thw"):
+        return _clips_of_patches(asked)
+    if asked.takes("video_position_ids"):
+        return _placed_frames(asked)
     shape = (asked.batch, asked.frames, asked.channels, *asked.image)
     return {"pixel_values_videos": torch.randn(shape, dtype=asked.dtype)}
 

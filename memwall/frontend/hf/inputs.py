@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from memwall.core.errors import UsageError
-from memwall.frontend.hf.asked import POSITIONS, AskedModel, number
+from memwall.frontend.hf.asked import COLUMN_RATE, POSITIONS, AskedModel, number
 from memwall.frontend.hf.images import images, tokens_of, videos
 from memwall.frontend.hf.makers import MAKERS
 from memwall.frontend.targets.blame import first_line
@@ -130,26 +130,44 @@ def _made(asked: AskedModel) -> Iterator[tuple[str, Tensor]]:
             yield name, tensor
 
 
-class _Tokens(NamedTuple):
-    """A part of a model whose features take the place of tokens: its main input, the function that makes the features,
-    the fields of a configuration with the id of the token, its part of the configuration, and its mark among types."""
+class _FrontPart(NamedTuple):
+    """A part of a model whose features take the place of tokens: its size among those that a user gives, what its input
+    and what it reads is called, the functions that make the features, the fields of a configuration with the id of the
+    token, what those of the tokens around it begin with, and its mark among types."""
 
+    size: str
     name: str
     input: str
     ask: tuple[str, ...]
     ids: tuple[str, ...]
-    part: str
+    edges: tuple[tuple[str, str], ...]
     mark: int
 
 
-_TOKENS = (
-    _Tokens(
-        "image", "pixel_values", ("get_image_features", "get_video_features"),  # of frames, as InstructBLIP's
+_VISION_EDGES = (
+    ("vision_start_token_id", "vision_end_token_id"),
+    ("image_start_token_id", "image_end_token_id"),
+    ("boi_token_id", "eoi_token_id"),
+    ("boi_token_index", "eoi_token_index"),
+)
+_AUDIO_EDGES = (
+    ("audio_start_token_id", "audio_end_token_id"),
+    ("boa_token_id", "eoa_token_id"),
+    ("boa_token_id", "eoa_token_index"),
+)
+_IMAGE, _VIDEO, _AUDIO = _PARTS = (
+    _FrontPart(
+        "images", "image", "pixel_values", ("get_image_features", "get_video_features"),  # of frames: InstructBLIP's
         ("image_token_id", "image_token_index", "media_placeholder_token_id", "image_pad_token_id", "video_token_id"),
-        "vision_config", 1,
+        _VISION_EDGES, 1,
     ),
-    _Tokens(
-        "audio", "input_features", ("get_audio_features",), ("audio_token_id", "audio_token_index"), "audio_config", 3,
+    _FrontPart(
+        "video", "video", "pixel_values_videos", ("get_video_features",), ("video_token_id", "video_token_index"),
+        _VISION_EDGES, 2,
+    ),
+    _FrontPart(
+        "seconds", "audio", "input_features", ("get_audio_features",), ("audio_token_id", "audio_token_index"),
+        _AUDIO_EDGES, 3,
     ),
 )  # fmt: skip
 
@@ -158,7 +176,7 @@ def _with_tokens(asked: AskedModel, made: dict[str, Tensor], model: Callable[[],
     """The inputs with each part's tokens in front of the text; ``note`` is told which parts are left out."""
     from memwall.frontend.torch.process.failures import why_without_data
 
-    for part in _TOKENS:
+    for part in (_IMAGE, _AUDIO):
         token = number(asked.config, *part.ids)
         if not {"input_ids", part.input} <= made.keys():
             continue
@@ -173,7 +191,9 @@ def _with_tokens(asked: AskedModel, made: dict[str, Tensor], model: Callable[[],
     return made
 
 
-def _without_part(asked: AskedModel, made: dict[str, Tensor], part: _Tokens, why: str, note: Note) -> dict[str, Tensor]:
+def _without_part(
+    asked: AskedModel, made: dict[str, Tensor], part: _FrontPart, why: str, note: Note
+) -> dict[str, Tensor]:
     """The inputs, but for inputs of a part that cannot be run; a UsageError where forward needs them."""
     if part.input in asked.required:
         raise UsageError(f"{asked.model.__name__} needs its {part.name} tower, which cannot be run: {why}")
@@ -182,42 +202,128 @@ def _without_part(asked: AskedModel, made: dict[str, Tensor], part: _Tokens, why
     return {name: tensor for name, tensor in made.items() if name not in gone}
 
 
-def image_inputs(asked: AskedModel, model: Callable[[], Any]) -> tuple[dict[str, Tensor], int]:
-    """What the model's tower of images takes of a sample, and the tokens that its images become.
+def feature_maker(model: Any, size: str) -> Callable[..., Any] | None:
+    """The function of a model that makes features of its ``images``, of a ``video``, or of ``seconds`` of sound."""
+    part = next(part for part in _PARTS if part.size == size)
+    homes = (getattr(model, "model", None), model)  # the outer one hands on what it does not name
+    found = next((getattr(home, name) for name in part.ask for home in homes if hasattr(home, name)), None)
+    return found or (_heard(model) if part is _AUDIO else None)
+
+
+def _heard(model: Any) -> Callable[..., Any] | None:
+    """The tower and projector of Qwen2-Audio, which has no function for its features: those of the columns that a mask
+    has, of which the tower's two convolutions and its pooling leave a quarter."""
+    homes = [home for home in (getattr(model, "model", None), model) if hasattr(home, "multi_modal_projector")]
+    if not homes or not hasattr(homes[0], "audio_tower"):
+        return None
+    home: Any = homes[0]
+
+    def features(input_features: Tensor, feature_attention_mask: Tensor) -> Tensor:
+        made = home.multi_modal_projector(home.audio_tower(input_features).last_hidden_state)
+        columns = [int(row.sum()) for row in feature_attention_mask]
+        left = [((count - 1) // 2 + 1 - 2) // 2 + 1 for count in columns]
+        return torch.cat([row[:count] for row, count in zip(made, left, strict=True)])
+
+    return features
+
+
+#: part → how its inputs are made
+_MADE: Mapping[str, Callable[[AskedModel, set[str]], Mapping[str, Tensor]]] = {
+    "image": lambda asked, _: images(asked),
+    "video": lambda asked, _: videos(asked),
+    "audio": lambda asked, taken: {name: MAKERS[name](asked) for name in taken if name in MAKERS},
+}
+#: what a model does not do that is asked for a part
+_READS = {
+    "image": "images: leave out --images",
+    "audio": "sound: leave out --audio",
+    "video": "videos: give frames as --images, if it reads those",
+}
+
+
+def front_inputs(asked: AskedModel, model: Any, processed: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Size → what the function that makes its features takes, for all that is asked to stand in front of a prompt;
+    ``processed`` is what the processor of the model makes of the images, empty without one.
 
     Raises:
-        UsageError: its images become no tokens.
+        UsageError: the model reads no such thing, or makes no tokens of it.
     """
-    part = _TOKENS[0]
-    made, token = dict(_made(asked)), number(asked.config, *part.ids)
-    module = model()
-    homes = (getattr(module, "model", None), module)
-    ask = next((getattr(home, part.ask[0]) for home in homes if hasattr(home, part.ask[0])), None)
-    if ask is None or token is None or part.input not in made:
-        raise UsageError(f"{asked.model.__name__} makes no tokens of images that memwall knows of; leave out --images")
-    given = {name: tensor for name, tensor in made.items() if name in inspect.signature(ask).parameters}
-    longer = _with_part(asked, made, part, token, module)
-    return given, int(longer["input_ids"].shape[-1] - made["input_ids"].shape[-1])
+    return {part.size: _inputs_of(asked, model, part, processed) for part in _PARTS if part.size in asked.sizes}
 
 
-def _with_part(asked: AskedModel, made: dict[str, Tensor], part: _Tokens, token: int, module: Any) -> dict[str, Tensor]:
-    homes: tuple[Any, ...] = (getattr(module, "model", None), module)  # the outer one hands on what it does not name
-    ask = next((getattr(home, name) for name in part.ask for home in homes if hasattr(home, name)), None)
-    if ask is None and part.name == "image":  # attended to, and no tokens
+def _inputs_of(asked: AskedModel, model: Any, part: _FrontPart, processed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    name, ask = asked.model.__name__, feature_maker(model, part.size)
+    if ask is None or ("sounds" if part is _AUDIO else "images") not in asked.fronts:
+        raise UsageError(f"{name} reads no {_READS[part.name]}")
+    if number(asked.config, *part.ids) is None:
+        raise UsageError(f"{name} makes no tokens of {_READS[part.name]}")
+    if part is _AUDIO and ask.__name__ not in part.ask and len(asked.heard[0]) > 1:
+        raise UsageError(
+            f"{name} hears {asked.heard[1] / COLUMN_RATE:g} s of a sound at most, no {asked.sizes['seconds']:g}"
+        )
+    taken = set(inspect.signature(ask).parameters)
+    made = processed if part is _IMAGE and processed else _MADE[part.name](asked, taken)
+    return {key: tensor for key, tensor in made.items() if key in taken}
+
+
+def front_tokens(asked: AskedModel, size: str, features: Any) -> int:
+    """The tokens that features of a size become in a sample, with those around them that the configuration names.
+
+    Raises:
+        UsageError: the features are no tokens.
+    """
+    part = next(part for part in _PARTS if part.size == size)
+    return _count(asked, features) + _around(asked, part)
+
+
+def _count(asked: AskedModel, features: Any) -> int:
+    """Features of each sample."""
+    return tokens_of(features, number(asked.text, "hidden_size", "n_embd", "d_model") or 1) // asked.batch
+
+
+def _edges(asked: AskedModel, part: _FrontPart) -> tuple[list[int], list[int]]:
+    """Tokens in front of a part and behind it."""
+    for names in part.edges:
+        found = [number(asked.config, name) for name in names]
+        if None not in found:
+            return [found[0] or 0], [found[1] or 0]
+    return [], []
+
+
+#: Models whose clips have a time in front of every row of patches, as ``<0.2 seconds>``, and both edges around it
+#: (processing_qwen3_vl.py), of frames at a rate of 2 per second
+_STAMPED, _FRAME_RATE = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), 2
+
+
+def _around(asked: AskedModel, part: _FrontPart) -> int:
+    """Tokens around the images, the clip or the sound of a sample, as the configuration names them. Of a time each
+    digit, the point and each of its other three parts is a token (the pattern of Qwen's tokenizer)."""
+    each = sum(map(len, _edges(asked, part)))
+    if part is not _VIDEO or asked.config.model_type not in _STAMPED:
+        return each * (asked.images if part is _IMAGE else 1)
+    rows = range(-(-asked.frames // asked.depth))
+    times_s = [(row * asked.depth + (asked.depth - 1) / 2) / _FRAME_RATE for row in rows]
+    return sum(each + 3 + len(f"{time_s:.1f}") for time_s in times_s)
+
+
+def _with_part(
+    asked: AskedModel, made: dict[str, Tensor], part: _FrontPart, token: int, module: Any
+) -> dict[str, Tensor]:
+    ask = feature_maker(module, part.size)
+    if ask is None and part is _IMAGE:  # attended to, and no tokens
         return made
     if ask is None:
         raise UsageError(f"{asked.model.__name__} does not say how many tokens a sound becomes")
     taken = inspect.signature(ask).parameters
     with torch.no_grad():
         features = ask(**{name: tensor for name, tensor in made.items() if name in taken})
-    width = number(asked.text, "hidden_size", "n_embd", "d_model") or 1
-    count = tokens_of(features, width) // asked.batch
-    named = [(f"vision_{side}_token_id", f"image_{side}_token_id") for side in ("start", "end")]
-    edges = [[end] if (end := number(asked.config, *names)) else [] for names in named]
-    ids = [*edges[0], *[token] * count, *edges[1]] if part.name == "image" else [token] * count
+    count = _count(asked, features)
+    before, behind = _edges(asked, part)
+    several = asked.images if part is _IMAGE else 1
+    ids = [*before, *[token] * (count // several), *behind] * several
     front = torch.tensor(ids, dtype=torch.int64).expand(asked.batch, -1)
     types = torch.cat(((front == token) * part.mark, made.get("mm_token_type_ids", made["input_ids"] * 0)), 1)
     made = {**made, "input_ids": torch.cat((front, made["input_ids"]), 1)}
-    if part.name == "audio" and asked.takes("attention_mask"):
+    if part is _AUDIO and asked.takes("attention_mask"):
         made["attention_mask"] = torch.ones_like(made["input_ids"])
     return {**made, "mm_token_type_ids": types} if asked.takes("mm_token_type_ids") else made

@@ -49,20 +49,24 @@ def _of(*names: str, default: int = 1) -> Size:
 
 
 #: Model types whose spectrograms are (batch, mels, columns), though nothing else tells.
-_CHANNELS_FIRST = frozenset(
-    ("clvp", "glmasr", "glmasr_encoder", "qwen3_asr_encoder", "voxtral_realtime", "voxtral_realtime_encoder")
-)
+_CHANNELS_FIRST = frozenset(("clvp", "glmasr", "glmasr_encoder", "voxtral_realtime", "voxtral_realtime_encoder"))
 
 
 def _spectrogram(asked: AskedModel) -> Tensor:
-    """Whisper's is (batch, mels, columns), 30 s by its encoder's positions; others' are (batch, columns, mels)."""
-    columns = asked.fixed_columns
-    if asked.config.model_type in _CHANNELS_FIRST:
-        return torch.randn((asked.batch, asked.mels, asked.columns()), dtype=asked.dtype)
+    """Whisper's is (clips, mels, columns), 30 s by its encoder's positions; others' are (batch, columns, mels)."""
+    clips, columns = asked.heard
     if asked.takes("is_longer"):  # CLAP: (batch, 1, columns, mels) of 10 s in steps of 10 ms
         return torch.randn((asked.batch, 1, asked.columns() + 1, asked.mels), dtype=asked.dtype)
-    shape = (asked.columns(), asked.mels) if columns is None else (asked.mels, columns)
-    return torch.randn((asked.batch, *shape), dtype=asked.dtype)
+    is_first = asked.fixed_columns or number(asked.audio, "n_window") or asked.config.model_type in _CHANNELS_FIRST
+    shape = (asked.mels, columns) if is_first else (columns, asked.mels)
+    return torch.randn((asked.batch * len(clips), *shape), dtype=asked.dtype)
+
+
+def _spectrogram_mask(asked: AskedModel) -> Tensor:
+    """(clips, columns), 1 where there is sound."""
+    clips, columns = asked.heard
+    mask = torch.arange(columns) < torch.tensor(clips)[:, None]
+    return mask.to(torch.int64).repeat(asked.batch, 1)
 
 
 def _sound(asked: AskedModel) -> Tensor:
@@ -172,7 +176,6 @@ _height, _width = (lambda asked: asked.image[0]), (lambda asked: asked.image[1])
 _hidden = _of("hidden_size", "d_model", "n_embd")
 _horizon = _of("prediction_length", "horizon_length")
 _image = _floats(_batch, attrgetter("channels"), _height, _width)
-_spectrogram_mask = _whole(1, _batch, lambda asked: asked.fixed_columns or asked.columns())
 _time_features: Size = lambda asked: int(getattr(asked.config, "num_time_features", 0) or 0)  # noqa: E731
 
 #: Parameter of forward → its tensor.

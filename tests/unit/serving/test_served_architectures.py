@@ -202,7 +202,7 @@ def pictured(tmp_path_factory):
 def test_images_are_tokens_in_front_of_a_prompt(pictured):
     text, images = pictured
     # an image is 4 x 4 patches, each of which is a token
-    assert images.model.pictures.tokens == 3 * 16
+    assert images.model.media.tokens == 3 * 16
     load = images.points[0].workload
     assert (load.prompt.least, load.prompt.most, text.points[0].workload.prompt.most) == (64 + 48, 64 + 48, 64)
 
@@ -213,13 +213,13 @@ def test_a_request_waits_for_its_tower(pictured):
     assert tower_s > 0
     first = [saved(found).points[0].figure("ttft_s") for found in pictured]
     assert first[1] - first[0] >= tower_s
-    said = saved(images).images
+    said = saved(images).media
     assert said.startswith("3 images as 48 tokens for each request; the tower takes ") and said.endswith("on h100-sxm")
     assert "not billed" not in saved(images).requests
 
 
 def test_a_tower_attends_in_one_call_of_a_layer_by_the_kernel_of_the_engine(pictured):
-    tower = pictured[1].model.pictures.tower
+    tower = pictured[1].model.media.tower
     attended = [(cost, n) for cost, n in tower.costs if any(hasattr(work, "head_size") for work in cost.launches)]
     # two heads of 16 numbers over 16 patches and a class token, for three images, in two layers; CLIP's last layer too
     ((cost, count),) = attended
@@ -243,7 +243,7 @@ def test_the_weights_of_a_tower_are_counted_once(pictured):
     text, images = pictured
     assert images.points[0].weights_bytes == text.points[0].weights_bytes
     # whole on each of two GPUs, where other tables are shared
-    tower = images.model.pictures.tower
+    tower = images.model.media.tower
     layout = replace(images.points[0].layout, tp=2)
     apart = images.model.served.weights_bytes(layout) - text.model.served.weights_bytes(layout)
     assert apart == pytest.approx(tower.weight_bytes / 2, abs=1)

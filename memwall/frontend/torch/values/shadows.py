@@ -120,8 +120,10 @@ class Shadows:
                 self._normal.pop(address_of(tensor), None)
 
     def keep_nonzero(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
-        """No element of ``tensor`` is zero where ``source``, whose copy it is, is of normal numbers."""
-        if address_of(source) in self._normal:
+        """No element of ``tensor`` is zero where ``source``, whose copy it is, is of normal numbers, or is known and
+        has no zero."""
+        value = self.of(source)
+        if address_of(source) in self._normal or (value is not None and not value.is_meta and bool((value != 0).all())):
             self._normal[address_of(tensor)] = tensor.untyped_storage()
 
     def give_uniform(self, tensor: torch.Tensor, value: Any, *assumed: Basis) -> None:
