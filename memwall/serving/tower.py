@@ -1,8 +1,8 @@
 """What stands in front of a prompt, images, frames of a clip and sound: the tokens that it becomes, and the towers that
 make these, as engines run them.
 
-The towers are traced alone, with as much of everything as a request has. Their kernels are those that PyTorch runs op
-by op, as vLLM's and SGLang's towers do outside of their CUDA graphs; their attention is that which the engine takes
+The towers are traced alone, with as much of everything as a request has. PyTorch runs their kernels op by op, as in
+vLLM's and SGLang's towers, outside of CUDA graphs; their attention is that which the engine takes
 (:data:`TOWER_ATTENTION`), one call for all images of a layer.
 """
 

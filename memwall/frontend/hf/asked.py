@@ -159,7 +159,7 @@ class AskedModel:
 
     @cached_property
     def heard(self) -> tuple[list[int], int]:
-        """Columns of a spectrogram in each clip of a sound, and those that each clip is padded to: a longer sound than
+        """Columns of a spectrogram in each clip of a sound, and the columns that it is padded to: a longer sound than
         a tower has positions for, or than 30 s of GLM-ASR, is cut (processing_voxtral.py), and one that is taken in
         windows is padded to whole ones (Qwen3-ASR)."""
         stated, fixed = "seconds" in self.sizes, self.fixed_columns
@@ -292,7 +292,7 @@ class AskedModel:
 
     @property
     def stated_image(self) -> tuple[int, int]:
-        """Height and width of an image that are asked for, else those of the configuration."""
+        """Height and width of an image that are asked for, else of the configuration's."""
         return self.sizes.get("image") or self._trained_image
 
     @cached_property

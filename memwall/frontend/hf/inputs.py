@@ -131,9 +131,9 @@ def _made(asked: AskedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 class _FrontPart(NamedTuple):
-    """A part of a model whose features take the place of tokens: its size among those that a user gives, what its input
-    and what it reads is called, the functions that make the features, the fields of a configuration with the id of the
-    token, what those of the tokens around it begin with, and its mark among types."""
+    """A part of a model whose features take the place of tokens: the size by which a user asks for it, the name of the
+    part and of its main input, the functions that make the features, the fields of a configuration with the id of the
+    token and with the ids of tokens around it, and its mark among types."""
 
     size: str
     name: str
@@ -211,8 +211,8 @@ def feature_maker(model: Any, size: str) -> Callable[..., Any] | None:
 
 
 def _heard(model: Any) -> Callable[..., Any] | None:
-    """The tower and projector of Qwen2-Audio, which has no function for its features: those of the columns that a mask
-    has, of which the tower's two convolutions and its pooling leave a quarter."""
+    """The tower and projector of Qwen2-Audio, which has no function for its features: features of the columns that a
+    mask has, of which the tower's two convolutions and its pooling leave a quarter."""
     homes = [home for home in (getattr(model, "model", None), model) if hasattr(home, "multi_modal_projector")]
     if not homes or not hasattr(homes[0], "audio_tower"):
         return None
