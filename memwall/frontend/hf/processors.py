@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: the file that transformers writes for several processors, and for each kind its key there and its own file
 _SHARED = "processor_config.json"
 _FILES = {"image_processor": "preprocessor_config.json", "video_processor": "video_preprocessor_config.json"}
-#: processors of videos that keep the pixels of a frame between two bounds, and processors that keep all pixels of a clip
+#: processors of videos that keep the pixels of a frame between two bounds, or all pixels of a clip
 _OF_FRAMES, _OF_CLIPS = ("Qwen2VLVideoProcessor",), ("Qwen3VLVideoProcessor",)
 
 
