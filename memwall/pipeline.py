@@ -251,7 +251,7 @@ def with_capture(made: Profile, workload: Workload, options: Mapping[str, Any], 
     """The profile with what TorchDynamo makes of its workload: where the graph breaks.
 
     Args:
-        options: those it was traced with, as for :func:`profile`; others are ignored.
+        options: the options it was traced with, as for :func:`profile`; others are ignored.
         others: inputs of further calls, as a workload holds them.
     """
     keys = ("mode", "dtype", "autocast", "real", "max_ops", "assume")

@@ -29,7 +29,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class PointKind:
-    """A kind of points: the ``options`` that a point may have, those among them that do not change the trace
+    """A kind of points: the ``options`` that a point may have, options among them that do not change the trace
     (``numbers``), that only go with another (``needs``) and in which points of one engine differ (``inner``); the
     ``rows`` of a task of at most ``most`` points, and what pages show unless asked otherwise: ``best`` is the first of
     these that is known. ``usual``: options that pages state where no axis does, with what a point has then."""

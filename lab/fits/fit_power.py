@@ -2,7 +2,7 @@
 
     python lab/fits/fit_power.py --truth ../shared/truth
 
-Rows are those with a column ``power``, of NVIDIA's collectors on a B200. Their sensor averages over longer than the
+Rows are the ones with a column ``power``, of NVIDIA's collectors on a B200. Their sensor averages over longer than the
 loops of most rows last: equal kernels of 4 us draw from 260 to 730 W, and a module at the same shares 480 W where it
 takes 0.7 ms and 960 W where it takes 78 ms. Fitted and scored are rows of one kernel from 0.1 ms on that keep
 arithmetic or traffic busy for some of the time; idle is the 5th percentile of all rows. Half of them is fitted to,

@@ -252,7 +252,7 @@ def largest(pairs: Sequence[Pair]) -> Iterator[tuple[str, ...]]:
 
 
 def range_lines(ranges: Sequence[Range]) -> Iterator[tuple[str, ...]]:
-    """One line for each GPU and mode: all modules, then those whose choice is open."""
+    """One line for each GPU and mode: all modules, then modules whose choice is open."""
     for gpu, way in sorted({(r.chosen.gpu, way_of(r.chosen)) for r in ranges}):
         own = [r for r in ranges if (r.chosen.gpu, way_of(r.chosen)) == (gpu, way)]
         label = f"{gpu}, {way.removeprefix('compile_inductor_')}"

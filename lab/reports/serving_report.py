@@ -100,7 +100,7 @@ Tables = dict[tuple[str, str], list[tuple[str, Score]]]
 
 
 class Scored(NamedTuple):
-    """All rows, those with their GPU left out, why others have none, and a table of what prompts need."""
+    """All rows, rows with their GPU left out, why others have none, and a table of what prompts need."""
 
     rows: list[ServedRow]
     left: list[ServedRow]

@@ -72,7 +72,7 @@ class DriftOptions(TypedDict, total=False):
     Attributes:
         workload: only runs of the workload of this name.
         since: a commit of a run (its hash, or what git takes for it), or a date in UTC: only what drifted from then on.
-        least: a median that differs by no more than this share from those before is no drift.
+        least: a median that differs by no more than this share from the medians before is no drift.
     """
 
     workload: Annotated[str | None, Option(None, "Only runs of this workload.", metavar="NAME")]

@@ -22,7 +22,7 @@ ENDS = (".json", ".json.gz", ".jsonl")
 MOST_FILES, MOST_LISTED, MOST_BYTES = 100_000, 1_000, 1 << 30
 #: profiles side by side
 MOST_COMPARED = 5
-#: folders in which nobody keeps records, besides those with a dot, of which ``.memwall`` has the last profile
+#: folders in which nobody keeps records, besides folders with a dot, of which ``.memwall`` has the last profile
 _PASSED = ("node_modules", "__pycache__", "site-packages")
 
 

@@ -28,7 +28,7 @@ def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> No
 
 
 def _ranks(made: Profile, target: str, gpus: tuple[str, ...], workload: dict[str, Any], out: Out) -> dict[int, Profile]:
-    """The ranks of a pipeline, those whose steps differ traced, where no rank was asked for."""
+    """The ranks of a pipeline, of which one of each kind of step is traced, where no rank was asked for."""
     from memwall.programs import profile_ranks
 
     if not workload["world"] or workload["rank"] is not None or is_record(target):

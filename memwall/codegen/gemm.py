@@ -1,6 +1,6 @@
 """A matrix product with its prologue and epilogue → one kernel from one template.
 
-Elementwise ops on an operand run as its tiles are loaded, those on the result while it is in registers; between them
+Elementwise ops on an operand run as its tiles are loaded, ops on the result while it is in registers; between them
 is ``tl.dot`` with sums in float32. Thread blocks visit tiles in groups of rows, so that the tiles that they share
 are in L2. :mod:`memwall.codegen.lowering` writes what an op computes, as for every other kernel; the product itself is
 a tensor that is known only at the position of the current tile.

@@ -1,6 +1,6 @@
 """Group → kernel: lowers its ops, then writes one nest after another until all its stores are made.
 
-Each round takes the reductions that can be computed now, and every store that needs only those.
+Each round takes the reductions that can be computed now, and every store that needs no others.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class _NestGenerator:
         return [*chosen, *self._finish(partials, writer.function.constants["STRIPES"], chosen)]
 
     def _finish(self, partials: Sequence[Partial], count: int, chosen: Sequence[Store]) -> list[Store]:
-        """Combine partial results, all of one size in one launch, and store what needs only those."""
+        """Combine partial results, all of one size in one launch, and store what needs no others."""
         for scratch in self.file.scratch:
             scratch.count = scratch.count.replace("PROGRAMS", str(count)).replace("STRIPES", str(count))
         done: list[Store] = []

@@ -20,7 +20,7 @@ from memwall.codegen.tensors import Body, R, Store, TensorReduction, Writer, X, 
 from memwall.core.graph import ITEMSIZE
 from memwall.hardware.lookup import Gpu
 
-#: registers of a row kernel that hold elements other than those loaded
+#: registers of a row kernel that hold elements other than loaded ones
 SPARE_ELEMENTS = 2
 
 
@@ -224,7 +224,7 @@ class NestRows:
         return self.partials
 
     def _live(self) -> int:
-        """Elements of each position that are live at once: those loaded, accumulators, and a few intermediates."""
+        """Elements of each position that are live at once: loaded ones, accumulators, and a few intermediates."""
         trial = Writer(self.writer.file, "trial")
         trial.x, trial.masks, trial.scratch = self.writer.x, self.writer.masks, self.writer.scratch
         trial.hoists = self.writer.hoists
@@ -288,7 +288,7 @@ class NestRows:
         return reduction.source.at(body, reduction.source_indices(across, unravel(along, reduction.reduced)))
 
     def _level(self, row: Body, level: Sequence[TensorReduction]) -> None:
-        """The reductions along the row that depend on those before."""
+        """The reductions along the row that depend on reductions before."""
         if self.persistent:
             for reduction in level:
                 value = self._value(row, reduction)

@@ -245,7 +245,7 @@ def axes_of(indices: Sequence[AffineIndex]) -> frozenset[str]:
 class Writer:
     """Writes one function: its pointers, masks and stores, and the results of reductions.
 
-    ``local`` are results that are variables of the function, ``scratch`` those in memory, as name and dtype.
+    ``local`` are results that are variables of the function, ``scratch`` results in memory, as name and dtype.
     """
 
     def __init__(self, file: File, name: str, is_large: bool = False) -> None:
@@ -296,7 +296,7 @@ class Writer:
         return f"tl.program_id({axis}){self.long}"
 
     def store(self, body: Body, store: Store, indices: Indices, axes: frozenset[str]) -> None:
-        """One element of a tensor to memory; ``axes`` are those along which the elements lie."""
+        """One element of a tensor to memory; ``axes`` are the axes along which the elements lie."""
         scatter = store.scatter
         if scatter is not None:
             place, tests = scatter.place(body, indices)

@@ -72,7 +72,7 @@ def _digest(text: str) -> str:
 
 
 def _private(folder: Path) -> None:
-    """Make a folder, with those above it that lack, for this user alone."""
+    """Make a folder, with missing folders above it, for this user alone."""
     if not folder.is_dir():
         _private(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -211,8 +211,8 @@ class Storage:
 class Op:
     """One traced call that does work on the device.
 
-    ``inputs`` are ids of the values read, ``outputs`` of those written; an in-place op has its target in both, an op
-    that overwrites its target without reading it (``copy_``, ``zero_``, ``out=``) only in ``outputs``.
+    ``inputs`` are ids of the values read, ``outputs`` of the values written; an in-place op has its target in both, an
+    op that overwrites its target without reading it (``copy_``, ``zero_``, ``out=``) only in ``outputs``.
     ``arguments`` names, for each input, the schema argument that it was passed as; ``attributes`` holds the
     other arguments by name. ``source`` is the line of the user's code that made the call, or the forward op's line in
     backward, as ``path:line``; empty if no such line exists, as in the optimizer's own step. Streams run their ops in

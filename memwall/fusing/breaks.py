@@ -35,7 +35,7 @@ class Loss:
 
     @classmethod
     def between(cls, broken: Totals, healed: Totals) -> Loss:
-        """Totals with the breaks less those without."""
+        """Totals with the breaks less totals without."""
         names = (each.name for each in fields(cls))
         return cls(*(getattr(broken, name) - getattr(healed, name) for name in names))
 

@@ -63,7 +63,7 @@ class IrLevel:
 @dataclass(frozen=True)
 class OpCounts:
     """All levels, from ATen down. ``no_decomposition`` has the ATen operators that are left at the level of prims, with
-    their calls; ``fallbacks`` those for which Inductor calls a library. ``failed`` says, by operator, why a
+    their calls; ``fallbacks`` ops for which Inductor calls a library. ``failed`` says, by operator, why a
     decomposition did not run without data; the operator then counts as itself."""
 
     levels: tuple[IrLevel, ...]

@@ -44,7 +44,7 @@ class Difference:
 @dataclass(frozen=True)
 class PlanDiff:
     """How far two plans agree. ``pairs`` could be fused; ``same`` of them are fused in both plans or in neither.
-    ``all_pairs`` are all pairs of ops of one phase, matrix kernels aside, ``all_same`` those on which the groups that
+    ``all_pairs`` are all pairs of ops of one phase, matrix kernels aside, ``all_same`` pairs on which the groups that
     own them agree."""
 
     pairs: int

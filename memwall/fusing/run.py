@@ -167,8 +167,8 @@ def fuse(
         target: a module or a function with its ``inputs``, a target as on the command line, or a ``Profile``.
         inputs: as for :func:`memwall.profile`.
         gpu: names, specs or paths to specs; one or a list. None: a profile's own, else ``h100-sxm``.
-        policy: those to plan, in addition to eager; none named: ``inductor`` (where Triton is installed), ``memwall``
-            and ``ideal``.
+        policy: policies to plan, in addition to eager; none named: ``inductor`` (where Triton is installed),
+            ``memwall`` and ``ideal``.
         what_ifs: changes, as ``--what-if`` takes them.
         progress: called with one-line messages.
 

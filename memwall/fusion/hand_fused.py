@@ -108,7 +108,7 @@ def _is_convex(flow: Flow, ops: Sequence[int]) -> bool:
 
 
 def _take_out(plan: Plan, units: Mapping[Unit, tuple[int, ...]]) -> list[Group | Part]:
-    """The groups of the plan, those with ops of the units without them, and the units."""
+    """The groups of the plan, without the ops of units, and the units."""
     unit_of = {op: unit for unit, ops in units.items() for op in ops}
     again: dict[Unit, set[int]] = {unit: set() for unit in units}
     parts: list[Group | Part] = []

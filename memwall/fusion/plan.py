@@ -124,7 +124,7 @@ def inverse(before: Sequence[Collection[int]]) -> list[list[int]]:
 
 
 def topological(before: Sequence[Collection[int]], rank: Callable[[int], Any]) -> list[int]:
-    """The numbers, each after those ``before`` it, else by rank; those on a cycle, or behind one, are left out."""
+    """The numbers, each after those ``before`` it, else by rank; numbers on a cycle, or behind one, are left out."""
     after, missing = inverse(before), [len(some) for some in before]
     ready = [(rank(number), number) for number, count in enumerate(missing) if not count]
     heapq.heapify(ready)

@@ -69,7 +69,7 @@ def memwall_plan(
 
 
 def _left_alone(pricer: Pricer, groups: Sequence[Group], regions: Sequence[int] | None) -> frozenset[int]:
-    """The ops that no compiled graph holds: those outside the regions, and a phase of which no op gains a kernel."""
+    """The ops that no compiled graph holds: ops outside the regions, and a phase of which no op gains a kernel."""
     programs = [pricer.graph.program_of(op) for op in pricer.graph.ops]
     compiled = {programs[group.op_ids[0]] for group in groups if group.cost is not pricer.costs[group.op_ids[0]]}
     return frozenset(

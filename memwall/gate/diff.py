@@ -229,7 +229,7 @@ def together(rows: Sequence[Cause]) -> Cause:
 
 
 def top(causes: Sequence[Cause], quantity: str, *, count: int) -> tuple[Cause, ...]:
-    """The causes that made a quantity worse, most first; those beyond ``count`` are summed into one."""
+    """The causes that made a quantity worse, most first; causes beyond ``count`` are summed into one."""
     measure = _PART.get(LIMITS[quantity].unit, "time_s")
     sign = 1 if LIMITS[quantity].lower or measure == "time_s" else -1
     worse = [cause for cause in causes if sign * getattr(cause, measure) > 0]

@@ -20,7 +20,7 @@ def layouts(graph: Graph) -> str:
 
 def given_up(base: Graph, head: Graph, pairs: Mapping[int, int]) -> tuple[Cause, ...]:
     """The convolutions of the head that pass more bytes in NCHW than their counterparts of the base (``pairs``: head op
-    id → base op id), as :func:`memwall.gate.diff.explain` lists causes; ``dram_bytes`` are those in NCHW."""
+    id → base op id), as :func:`memwall.gate.diff.explain` lists causes; ``dram_bytes`` are bytes in NCHW."""
     causes = []
     for op in head.ops:
         now = nchw_tensors(head, op) or []

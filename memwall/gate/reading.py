@@ -292,7 +292,7 @@ def workload_name(target: str) -> str:
 def selected(
     config: GateConfig, targets: Sequence[str], gpus: Sequence[Gpu], policies: tuple[str, ...]
 ) -> list[GatedWorkload]:
-    """The workloads that ``targets`` name, else those configured, on ``gpus`` and under ``policies`` where given.
+    """The workloads that ``targets`` name, else the configured ones, on ``gpus`` and under ``policies`` where given.
     Raises ``UsageError``: there is no such workload, or two have one name."""
     configured = {workload.name: workload for workload in config.workloads}
     by_target = {workload.target: workload for workload in config.workloads}

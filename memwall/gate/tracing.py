@@ -277,7 +277,7 @@ class CapturingTracer(Tracer):
 
 
 def _find_own_packages(folder: Path) -> None:
-    """A checkout's own packages: in the folder and those above it up to the repository's, each with its src."""
+    """A checkout's own packages: in the folder and the folders above it up to the repository's, each with its src."""
     with contextlib.suppress(ValueError):
         sys.path.remove(HOME)
     given = [folder / entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]

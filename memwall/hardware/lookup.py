@@ -272,7 +272,7 @@ def _only(query: str, names: list[str]) -> str:
 
 
 def _near(query: str, labels: Mapping[str, str], most: int = 5) -> list[str]:
-    """Names whose label starts with the query, else those whose label resembles it, the best first."""
+    """Names whose label starts with the query, else names whose label resembles it, the best first."""
     starts = [label for label in labels if query and label.startswith(query)]
     close = starts or nearest(query, labels, most)
     return list(dict.fromkeys(labels[label] for label in close))[:most]

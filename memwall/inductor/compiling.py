@@ -121,7 +121,7 @@ def joint_passes(module: GraphModule, mode: Any, device: torch.device, attention
     """Inductor's passes over the joint graph. They fold constants by computing them, so they run on the CPU.
 
     Decomposed attention becomes one call, of the kernel that a GPU with ``attention`` would take. torch 2.13 fails on
-    some matches; those stay decomposed.
+    some matches; these stay decomposed.
     """
     moved = device.type != "cpu"
     if moved:

@@ -267,7 +267,7 @@ def _merge_ownerless(
 
 def _place_vanished(graph: Graph, wanted: Sequence[int], kernels: list[_OwnedKernel], owner: dict[int, int]) -> None:
     """Assign ops that no launch computes (folded, equal to another, no-ops) to a user of their result, at no cost;
-    those whose results nothing needs are apart."""
+    ops whose results nothing needs are apart."""
     unused = Flow.of(graph).unused(graph)
     readers: dict[int, list[int]] = {}
     writers: dict[int, list[int]] = {}

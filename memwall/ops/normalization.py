@@ -191,9 +191,9 @@ def _moments(data: TensorSpec, blocks: int, of: str) -> Stream:
 
 
 def _block_each(work: Stream, blocks: int, about: str, turn_steps: float = 1.0, join_steps: float = 1.0) -> Stream:
-    """The pass by a block for each part, with the load latencies of a turn and those to join what its threads found:
-    two sums, whose shuffles and barriers take about one. Registers leave room for half of the threads (level2_79 of
-    kernelbench_v0, A100)."""
+    """The pass by a block for each part, with the load latencies of a turn and latencies to join what its threads
+    found: two sums, whose shuffles and barriers take about one. Registers leave room for half of the threads (level2_79
+    of kernelbench_v0, A100)."""
     elements = work.elements / max(blocks, 1)
     threads = _MOMENT_THREADS if elements >= _MOMENT_THREADS else _WARP
     return replace(

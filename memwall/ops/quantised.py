@@ -60,7 +60,7 @@ class EngineKernels(NamedTuple):
 
     #: the product's table of constants
     product: str
-    #: launches that quantise the activations: the last converts, those before it find the largest value
+    #: launches that quantise the activations: the last converts, the ones before it find the largest value
     conversions: int = 0
     #: integer instructions of each, for an element and for a row of k
     instructions: int = 16

@@ -132,7 +132,7 @@ INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 
 
 def promote(specs: Sequence[TensorSpec]) -> str:
-    """The dtype of arithmetic on tensors of several: those with dims decide, as torch has it."""
+    """The dtype of arithmetic on tensors of several: tensors with dims decide, as torch has it."""
     with_dims = [spec.dtype for spec in specs if spec.shape] or [spec.dtype for spec in specs]
     complex_types = [dtype for dtype in with_dims if dtype.startswith("complex")]
     floats = [dtype for dtype in with_dims if dtype in FLOATS]

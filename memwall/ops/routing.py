@@ -74,8 +74,8 @@ def expected_active(tokens: int, experts: int, top_k: int) -> float:
 
 
 def expected_groups(experts: int, top_k: int, groups: int) -> float:
-    """Of ``groups``, each of which has as many of the experts, those expected to have one or more of the ``top_k``
-    different ones that a token chooses by chance."""
+    """Of ``groups``, each of which has as many of the experts, how many are expected to have one or more of the
+    ``top_k`` different ones that a token chooses by chance."""
     others = experts - experts // groups
     return groups * (1 - math.comb(others, top_k) / math.comb(experts, top_k))
 
@@ -160,7 +160,7 @@ def _power_law(tokens: int, experts: int, top_k: int, ep: int, routing: ExpertRo
 
 
 def _settle(gpus: list[list[int]], missing: int, most: int) -> None:
-    """Rows that rounding lost go to the emptiest expert of each GPU in turn, those too many from the fullest."""
+    """Rows that rounding lost go to the emptiest expert of each GPU in turn, rows too many come from the fullest."""
     step = 1 if missing > 0 else -1
     while missing:
         for rows in gpus:

@@ -2,7 +2,7 @@
 
 - FLOPs are of elements that were loaded: what a mask leaves out is no work. A launch does the FLOPs of whole blocks.
 - Bytes are the different ones that all programs together read and write, each once. What several operations read of one
-  tensor are further passes: those over what a program cannot hold are traffic, where L2 does not hold it. An atomic
+  tensor are further passes: passes over what a program cannot hold are traffic, where L2 does not hold it. An atomic
   operation takes L2 as long as one of PyTorch's scatters does.
 - A kernel whose products outweigh all else is priced as a matmul in tiles of its own; two products with an exponential
   between them, as fused attention; any other, as one generated kernel.

@@ -77,7 +77,7 @@ class _Direct(NamedTuple):
     shared: int = 0
 
 
-#: forward and data gradients without a stride, with the kernels from before TF32 and those since: KernelBench's 3-D
+#: forward and data gradients without a stride, with the kernels from before TF32 and since: KernelBench's 3-D
 #: modules on T4, A10G and L40S, whose lanes and clocks differ, agree on the rate
 _EARLY, _LATER = _Direct(17.0, 16, ramp=85), _Direct(17.0, 16, ramp=0)
 #: data gradients with a stride, in one or two dimensions and in three; there 3, 8 and 32 channels along k take the same

@@ -253,7 +253,7 @@ def _money_digits(values: Numbers) -> int:
 
 
 def _column(heading: str, kind: str, values: list[Any], like: Sequence[Any]) -> CellColumn:
-    """A column of values of a kind, of which digits at the end are those behind the point."""
+    """A column of values of a kind, of which digits at the end say how many stand behind the point."""
     name = kind.rstrip("0123456789")
     if name in _KINDS:
         return _KINDS[name](heading, values, like, *map(int, kind[len(name) :]))

@@ -73,7 +73,7 @@ class Facts(NamedTuple):
 
 
 def known_facts(*items: tuple[str, str]) -> Facts:
-    """Labels and texts as they came from a model; those without text are left out."""
+    """Labels and texts as they came from a model; labels without text are left out."""
     return Facts([(label, clean(text)) for label, text in items if text])
 
 

@@ -23,7 +23,7 @@ from memwall.serving.simulation.workload import RequestLoad
 from memwall.serving.steps import EngineStep, Layout
 from memwall.serving.steps.kernels import Experts
 
-#: times of later requests from which those with the first ones are said
+#: times of later requests from which times with the first ones are said
 _NOTABLE = 1.05
 #: share of the time in which a request may wait for the cache without a word
 _SELDOM = 0.01

@@ -45,7 +45,7 @@ class ServerCandidate(Billed):
     fewer tokens; ``wall`` is what limits a decode step of its engine, if known (``bandwidth``);
     ``kv_bytes_per_token`` what one more token of its longest request adds to the cache on a GPU, ``largest_batch`` the
     most sequences that its scheduler takes and its cache holds; ``engine`` has its intervals; the goodput is of
-    requests that keep those ``limits`` that are of a request."""
+    requests that keep the ``limits`` that are of a request."""
 
     name: str
     run: Requests | Steady

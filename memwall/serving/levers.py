@@ -185,7 +185,7 @@ class _Way:
 
 
 def _made(point: Point, ways: Iterable[_Way]) -> Iterator[tuple[_Way, LeverFigures]]:
-    """The figures with each change; none of those with which the engine does not run."""
+    """The figures with each change; none of a change with which the engine does not run."""
     for way in ways:
         with contextlib.suppress(UsageError):
             yield way, figures_of(_again(point, way.asked()), point.decoding)

@@ -240,7 +240,7 @@ class ServeOptions(ServerOptions, ServedLoad, CostOptions, total=False):
         autoscale: the least and the most replicas, and the requests that one has, running or waiting; one that is
             started takes requests ``startup`` seconds later.
         draft: a smaller model that guesses ``draft_tokens`` tokens, of which each is accepted with probability
-            ``accept`` if those before it are; one step of the model verifies them. :data:`OWN` is the model's own
+            ``accept`` if the guesses before it are; one step of the model verifies them. :data:`OWN` is the model's own
             module (MTP), which guesses as many as the configuration says where no number is given; else 4.
         disaggregate: engines that run prompts alone, and engines that decode; caches go over the network between them.
         dtype: cast the models to this first.

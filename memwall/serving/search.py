@@ -105,7 +105,7 @@ def search(
         gpus: the most GPUs of all engines together.
         concurrency, rate, trace: the whole load, which engines share by ``route``; one of them.
         replicas: so many engines alone; None tries each number.
-        weights, kv: those to try.
+        weights, kv: formats to try.
         price: USD per hour of a GPU, by name; ``cache`` keeps traces, ``progress`` is told what is being done.
 
     Raises:

@@ -33,7 +33,7 @@ class QueuedKernel(NamedTuple):
 
 def queue(steps: Iterable[QueuedKernel], ahead_s: float = 0.0) -> tuple[list[float], float]:
     """Run kernels through the queue while the GPU is busy for ``ahead_s`` more. The seconds that the GPU waits for the
-    CPU before or within each, and those from the first issue until both are done; where the CPU is last, the last
+    CPU before or within each, and seconds from the first issue until both are done; where the CPU is last, the last
     kernel stands in for it."""
     waits, gpu_s, cpu_s = _ran(steps, ahead_s)
     if waits and (back_s := cpu_s - gpu_s) > 0:

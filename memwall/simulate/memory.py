@@ -173,7 +173,7 @@ def _copies_of_parameters(graph: Graph) -> set[int]:
 def reuse_distances(graph: Graph, plan: Plan) -> list[tuple[tuple[int, int], ...]]:
     """For each group, (bytes, distance) of every read of a storage touched before. The distance is the number of bytes
     that kernels moved from the start of the kernel that last touched the storage to the start of this one: the bytes
-    are in an LRU cache of at least that size. Of a group of several launches those behind the first write the results,
+    are in an LRU cache of at least that size. Launches behind the first of a group write the results,
     as the pass that adds a convolution's bias does, unless they move less than these."""
     storage_of = [value.storage for value in graph.values]
     specs = {id(value.spec): value.spec for value in graph.values}

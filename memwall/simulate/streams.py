@@ -86,7 +86,7 @@ Span = tuple[float, float]
 
 
 class Overlap(NamedTuple):
-    """For each kernel the seconds that the GPU waits for the CPU before it, and, of a message, those in which kernels
+    """For each kernel the seconds that the GPU waits for the CPU before it, and, of a message, seconds in which kernels
     hide it, less what they take longer for it; the seconds of all; where kernels overlap, when each begins and ends."""
 
     waits: Sequence[float]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """A condition, the points that it takes away after those before it, and all that do not satisfy it."""
+    """A condition, the points that it takes away after the conditions before it, and all that do not satisfy it."""
 
     condition: Condition
     further: int

@@ -42,7 +42,7 @@ def compare_profile(
         raise UsageError("nothing to compare: name at least one GPU")
     check_prices(price, [gpu.name for gpu in gpus])
     named = policies or tuple(profile.policies) or ("eager",)
-    # those made in this run or by a compiler are kept, the others are made again
+    # plans made in this run or by a compiler are kept, the others are made again
     known = {(s.gpu, s.policy): s for s in profile.simulations if s.policy not in CHEAP}
     pairs = [(gpu, policy) for policy in named for gpu in gpus]
     schedules = [known.get(pair) or profile.schedule(*pair, launch=profile.launch) for pair in pairs]

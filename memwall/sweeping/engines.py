@@ -52,7 +52,7 @@ def here(tasks: Sequence[Task], folder: Path | None) -> Done:
 
 
 class SweepWorker:
-    """What a process of a sweep runs: tasks, with the traces of those before them."""
+    """What a process of a sweep runs: tasks, with the traces of tasks before them."""
 
     def __init__(self) -> None:
         self._traces: dict[Path | None, Traces] = {}

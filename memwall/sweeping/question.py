@@ -26,7 +26,7 @@ class SweepOptions(TypedDict, total=False):
         engine: ``local``: this process, or a pool of processes where several traces are needed; ``dask``.
         workers: processes; 0 evaluates all in this one.
         scheduler: address of a Dask scheduler; None starts one here.
-        keep: a folder to which finished points are written as they come; with ``resume`` those in it are not evaluated
+        keep: a folder to which finished points are written as they come; with ``resume`` points in it are not evaluated
             again.
         cache: keep traces in the user's cache folder, and use the traces that are there.
         large: go on without asking where there are more than 200,000 points.

@@ -28,7 +28,7 @@ def kind_of_axes(texts: Sequence[str], asked: str | None, mentioned: Sequence[st
 
 
 def parse_axes(texts: Sequence[str], kind: PointKind, before: Sequence[Axis] = ()) -> tuple[Axis, ...]:
-    """Axes from text, after those ``before``. Raises ``UsageError``: an option stands twice, or refuses a value."""
+    """Axes from text, after the axes ``before``. Raises ``UsageError``: an option stands twice, or refuses a value."""
     axes = [*before, *(_axis(split_axis(text), kind) for text in texts)]
     check_apart(axes)
     return tuple(axes)

@@ -232,7 +232,7 @@ class TraceAnalysis:
         return self.rows.where(lambda kind: _is_modeled(kind) and kind.wall != LINK)
 
     def pipes(self) -> list[Pipe]:
-        """What the FLOPs run on, on this GPU, the most used first; those with less than 5 % are left out."""
+        """What the FLOPs run on, on this GPU, the most used first; pipes with less than 5 % are left out."""
         flops: Counter[Pipe] = Counter()
         for kind, count in self.rows.counts():
             if kind.pipe is not None and kind.flops:

@@ -60,7 +60,7 @@ class RowKind:
 
     @property
     def moved_bytes(self) -> int | None:
-        """Compulsory bytes, those over the link among them."""
+        """Compulsory bytes, also over the link."""
         return None if self.bytes is None else self.bytes + (self.link_bytes or 0)
 
     @property

@@ -105,8 +105,9 @@ def analyse_file(
     cluster: str | None = None,
     **beside: Unpack[Beside],
 ) -> TraceAnalysis:
-    """The analysis of a trace's file, with those ``beside`` it, on the GPU given, else on its own, and if that is not
-    known on the first of those to take ``instead``. Raises ``UsageError``: a file is wrong, or its GPU is not known."""
+    """The analysis of a trace's file, with the files ``beside`` it, on the GPU given, else on its own, and if that is
+    not known on the first of those to take ``instead``. Raises ``UsageError``: a file is wrong, or its GPU is not
+    known."""
     from memwall.traces.analysing import analyse
     from memwall.traces.reading import read_trace
 

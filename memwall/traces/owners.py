@@ -68,7 +68,7 @@ class Owners:
         return self.numbers[span] if span >= 0 else -1
 
     def _keep(self, kept: bytearray, spans: Iterable[int]) -> None:
-        """Keep some spans and those around them."""
+        """Keep some spans and the spans around them."""
         for span in spans:
             while span >= 0 and not kept[span]:
                 kept[span] = True

@@ -208,7 +208,7 @@ def _gpu_time(analysis: TraceAnalysis) -> str:
 
 
 _COLLECTIVES_NOTE = (
-    "a kernel runs from when its rank comes to it until all have: the shortest of those alike is nearest to the message"
+    "a kernel runs from when its rank comes to it until all have: the shortest of equal ones is nearest to the message"
     " alone; bus: bandwidth of it, as nccl-tests define it"
 )
 

@@ -331,7 +331,7 @@ def trained(
     host: str | Path | Host | None = None,
     **kept: Unpack[StateOptions],
 ) -> Training:
-    """The step of a traced rank, whose ``blocks`` are those on the cluster; arguments and errors as of
+    """The step of a traced rank, whose ``blocks`` are on the cluster; arguments and errors as of
     :func:`parallel`."""
     said = filled(StateOptions, kept)
     state = said.state or ("float32" if profile.workload.dtype == "float32" else "mixed")

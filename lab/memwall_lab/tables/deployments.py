@@ -47,7 +47,7 @@ _CONFIGS: Mapping[str, str] = {
     "Llama 4 Scout": "meta-llama/Llama-4-Scout-17B-16E-Instruct", "Qwen3-235B-A22B": "Qwen/Qwen3-235B-A22B",
     "Qwen3-30B-A3B": "Qwen/Qwen3-30B-A3B",
 }  # fmt: skip
-#: those with 4-bit floating-point weights, which say what stays as it is
+#: models with 4-bit floating-point weights, which say what stays as it is
 _NVFP4: Mapping[str, str] = {
     "moonshotai/Kimi-K2.5": "nvidia/Kimi-K2.5-NVFP4", "MiniMaxAI/MiniMax-M2.5": "nvidia/MiniMax-M2.5-NVFP4",
     "deepseek-ai/DeepSeek-R1": "nvidia/DeepSeek-V3.1-NVFP4", "deepseek-ai/DeepSeek-V3": "nvidia/DeepSeek-V3.1-NVFP4",

@@ -102,7 +102,7 @@ class MeasuredDevice:
 
     @cached_property
     def same_groups(self) -> tuple[SameGroups, ...]:
-        """Each executor compared with those before it, on the same groups."""
+        """Each executor compared with the executors before it, on the same groups."""
         found = []
         for sides in VERSUS:
             both = [group for group in self.groups if {*sides} <= group.times.keys()]
@@ -227,7 +227,8 @@ class MeasuredPoint:
 
 
 def measured_points(profile: Profile, schedule: Schedule) -> tuple[MeasuredPoint, ...]:
-    """The kernels measured for a simulation's GPU and policy, largest share first; those without FLOPs are left out."""
+    """The kernels measured for a simulation's GPU and policy, largest share first; kernels without FLOPs are left
+    out."""
     found = []
     for measurement in measurements(profile):
         if (measurement.gpu, measurement.policy) == (schedule.gpu.name, schedule.policy):

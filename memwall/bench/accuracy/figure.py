@@ -56,7 +56,7 @@ def _family(name: str) -> str:
 
 
 def _panels(rows: Sequence[TimedRow]) -> dict[str, list[TimedRow]]:
-    """The rows of each GPU; where some have many, those with few share the last panel."""
+    """The rows of each GPU; where some have many, GPUs with few rows share the last panel."""
     found: dict[str, list[TimedRow]] = {}
     for row in sorted(rows, key=lambda row: row.gpu.lower()):
         found.setdefault(row.gpu, []).append(row)

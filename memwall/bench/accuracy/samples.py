@@ -77,7 +77,7 @@ class Sample(Timed):
 
 
 def halves(samples: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    """The samples to fit, and those to score; equal shapes, or modules, are in one half."""
+    """The samples to fit, and the samples to score; equal shapes, or modules, are in one half."""
     parts: tuple[list[Any], list[Any]] = ([], [])
     for sample in samples:
         parts[not sample.in_fit_half].append(sample)
@@ -128,7 +128,7 @@ def predicted(sample: Sample) -> Prediction:
 
 
 def _eager_call_s(gpu: Gpu, cost: Cost, kernels_s: float) -> float:
-    """Seconds of an eager call whose kernels take ``kernels_s``; those after the first wait only for their launch."""
+    """Seconds of an eager call whose kernels take ``kernels_s``; kernels after the first wait only for their launch."""
     more_s = (cost.kernels - 1) * launch_floor_s(gpu)
     return call_s(gpu, kernels_s + more_s, cost.launches[0])
 

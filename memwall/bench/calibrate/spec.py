@@ -160,7 +160,7 @@ class _Rates:
         return SpecLine(key, number(self[name]), note(self.quantities[name], what))
 
     def lines(self, names: Sequence[str], what: str) -> list[SpecLine]:
-        """Those rates that were measured."""
+        """The rates that were measured."""
         return [self.line(name, name, what) for name in names if name in self.quantities]
 
     def peak(self, dtype: str, name: str) -> SpecLine:

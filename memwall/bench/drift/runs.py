@@ -40,7 +40,7 @@ KernelKey = tuple[str, ...]
 class RecordedRun:
     """One executor on one device, as a file of the folder has it. ``time`` is UTC and sorts as text; ``commit`` is
     empty outside of a repository; ``changes``: files differed from it. ``fits``: a CPU was modeled as a CPU, or a GPU
-    as a GPU, without which modeled times say nothing. ``kernels``: those with a time."""
+    as a GPU, without which modeled times say nothing. ``kernels``: the kernels with a time."""
 
     file: str
     workload: WorkloadInfo

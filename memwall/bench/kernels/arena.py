@@ -2,7 +2,7 @@
 for what a group of ops reads.
 
 Guard bands surround each allocation. In one arena they are NaN, so that out-of-bounds reads show in the results; in
-another small numbers, as NaN that is read and written back out of bounds would leave the bands unchanged. Those of
+another small numbers, as NaN that is read and written back out of bounds would leave the bands unchanged. Bands of
 integers are -1, which is no valid index. :class:`WideMemory` holds the same values in float64.
 
 Floats are at the right scale and never zeros, indices within their tables. The requirements of a tensor follow from the

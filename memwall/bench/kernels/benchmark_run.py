@@ -56,7 +56,7 @@ class MeasurementWork:
 
     @property
     def by_weight(self) -> list[KernelJob]:
-        """The jobs, those first that take most of the step."""
+        """The jobs, longest first by what they take of the step."""
         return sorted(self.jobs, key=lambda job: (-job.step_s, job.number))
 
     def compilations(self, kind: str, target: str) -> list[tuple[Setup, KernelRun]]:

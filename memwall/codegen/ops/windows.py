@@ -55,7 +55,8 @@ class _Window:
                 yield y, x, tests_between(y, 0, self.image[0]) + tests_between(x, 0, self.image[1])
 
     def holding(self, place: AffineIndex, axis: int, count: int) -> list[tuple[AffineIndex, list[str]]]:
-        """The windows along an axis that may hold a place: the last that starts at or before it, and those before."""
+        """The windows along an axis that may hold a place: the last that starts at or before it, and the ones
+        before."""
         stride = self.stride[axis]
         last, _ = (place + self.padding[axis]).divmod(stride)
         starts = [last + -back for back in range(-(-self.kernel[axis] // stride))]
@@ -107,7 +108,7 @@ def _max_pool(view: OpView) -> Made:
 
 
 def _max_pool_backward(view: OpView) -> Made:
-    """Each input gathers from the windows that hold it those whose maximum it was."""
+    """Each input gathers, from the windows that hold it, the windows whose maximum it was."""
     grad, where = view.tensor("grad_output"), view.tensor("indices")
     image = view.spec.shape
     window = _Window.of(view, image)

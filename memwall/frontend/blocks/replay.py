@@ -353,7 +353,7 @@ class Replayer:
         return Handed(place, self.recorder.look(leaf, storage), leaf.requires_grad, is_view=compat.is_view(leaf))
 
     def _copy(self, segment: Segment, stand_ins: StandIns, path: str) -> None:
-        """Append the segment's ops with other storages in place; those made inside are added to ``stand_ins``."""
+        """Append the segment's ops with other storages in place; storages made inside are added to ``stand_ins``."""
         recorder = self.recorder
         values, storages, cut = recorder.values, recorder.storages, len(segment.prefix)
         places, bases = segment.places, segment.bases

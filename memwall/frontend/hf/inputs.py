@@ -267,7 +267,7 @@ def _inputs_of(asked: AskedModel, model: Any, part: _FrontPart, processed: Mappi
 
 
 def front_tokens(asked: AskedModel, size: str, features: Any) -> int:
-    """The tokens that features of a size become in a sample, with those around them that the configuration names.
+    """The tokens that features of a size become in a sample, with tokens around them that the configuration names.
 
     Raises:
         UsageError: the features are no tokens.

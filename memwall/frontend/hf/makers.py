@@ -135,7 +135,7 @@ def _image_places(asked: AskedModel) -> Tensor:
 
 
 def _perceived(asked: AskedModel) -> Tensor:
-    """Perceiver: ids of bytes for its heads on text, pixels for those on images, else what is attended to."""
+    """Perceiver: ids of bytes for its heads on text, pixels for heads on images, else what is attended to."""
     name = asked.model.__name__
     if name.endswith(("ForMaskedLM", "ForSequenceClassification")):
         return torch.randint(

@@ -1,6 +1,6 @@
 """A module of HLO → Graph, in terms of ``jax.lax``, and the kernels that its instructions launch.
 
-Every instruction that computes is an op, those inside fusions too; a kernel is what one instruction launches outside of
+Every instruction that computes is an op, also inside fusions; a kernel is what one instruction launches outside of
 fusions. Loops are written out as often as they run, where the text says so or their counters tell; of a conditional the
 branch with most work is taken. Rearrangements are views, with layouts as strides; what a fusion slices or gathers
 counts by the part that it touches, and of a buffer that is updated in place the part that is written. Whatever else a

@@ -395,7 +395,7 @@ def _counted_trips(eqn: Any) -> int | None:
 
 
 def _work(jaxpr: Jaxpr) -> int:
-    """Elements that a jaxpr computes, those summed over in products, convolutions and what it calls among them."""
+    """Elements that a jaxpr computes, with elements summed over in products, convolutions and what it calls."""
     total = 0
     for eqn in jaxpr.eqns:
         count = sum(int(np.prod(getattr(var.aval, "shape", ()), dtype=int)) for var in eqn.outvars)

@@ -173,7 +173,7 @@ class StablehloImporter:
         return Held(self.writer.view(source, *view))
 
     def _op(self, name: str, op: Any, operands: Sequence[Held], said: dict[str, Any], used: bool = False) -> list[Held]:
-        """An op on those operands that are arrays, into new ones of all results, or of the ``used`` ones."""
+        """An op on the operands that are arrays, into new ones of all results, or of the ``used`` ones."""
         primitive = name.partition(".")[2]
         if primitive in _ON_ARRAYS:
             for each, operand in zip(operands, op.operands, strict=False):

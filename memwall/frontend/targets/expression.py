@@ -35,7 +35,7 @@ _FILLING = ("arange", "empty", "eye", "full", "full_like", "linspace", "ones", "
             "zeros_like", "empty_like")  # fmt: skip
 #: attributes of a tensor that are no functions
 _PROPERTIES = ("H", "T", "mH", "mT", "real", "imag", "shape", "ndim", "dtype", "device", "itemsize", "nbytes")
-#: packages by the names that people give them, those in which a function without one is searched, and longer names
+#: packages by the names that people give them, packages in which a function without one is searched, and longer names
 _PACKAGES, _SEARCHED = ("torch", "F", "aten", "math"), ("F", "torch", "aten")
 _SHORTER = {"torch.nn.functional": "F", "nn.functional": "F", "torch.ops.aten": "aten"}
 #: methods of a tensor that are no ops
@@ -101,7 +101,7 @@ def _shown(text: str, most: int = 60) -> str:
 
 
 def functions_of(package: str) -> Mapping[str, Any]:
-    """The functions of a package that an expression may call, by name: what torch lists as its ops; of ``aten`` those
+    """The functions of a package that an expression may call, by name: what torch lists as its ops; of ``aten`` ops
     with the overload, and of ``Tensor`` its methods."""
     first, _, rest = package.partition(".")
     if first == "aten":
@@ -176,7 +176,7 @@ class _Statements(ast.NodeTransformer):
         assert isinstance(made, ast.FunctionDef)
         made.args.args = [ast.arg(f"_input_{number}") for number in range(len(self.inputs))]
         linecache.cache[_PLACE] = (len(self.text), None, self.text.splitlines(keepends=True), _PLACE)
-        # the code has no name but those looked up; torch's own imports when it is called
+        # the code has no name but what was looked up; torch's own imports when it is called
         space: dict[str, Any] = {**self._known, "__builtins__": {"__import__": __import__}}
         exec(compile(ast.fix_missing_locations(tree), _PLACE, "exec"), space)  # of nodes looked at one by one
         found: Callable[..., Any] = space["expression"]

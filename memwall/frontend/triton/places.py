@@ -141,7 +141,7 @@ def _sorted(numbers: Array) -> Array:
 
 
 def _part_from_edges(conditions: list[Array]) -> None:
-    """Look at programs apart for which some condition does not hold everywhere: those at the edges of a tensor."""
+    """Look at programs apart for which some condition does not hold everywhere: programs at the edges of a tensor."""
     inside: Array = np.ones(1, bool)
     for condition in conditions:
         inside = inside & condition.reshape(condition.shape[0], -1).astype(bool).all(axis=1)

@@ -28,7 +28,7 @@ from memwall.frontend.triton.reading import LaunchRead, Reading, Structure, resu
 from memwall.frontend.triton.rules import FLOPS, unknown
 from memwall.frontend.triton.values import Apart, Array, Known, number, part_by, same_base, whole
 
-#: parts in which the programs of a launch are read at most, those in which all is written out, and programs that are
+#: parts in which the programs of a launch are read at most, parts in which all is written out, and programs that are
 #: read together and in all at most
 PARTS, WRITTEN_OUT, TOGETHER, PROGRAMS = 96, 8, 1 << 20, 1 << 24
 _AXES = {"x": 0, "y": 1, "z": 2}

@@ -259,7 +259,8 @@ def _compared(kind: Type, how: str, less: tuple[Array, ...]) -> Known:
 
 
 def _alike(how: str, less: tuple[Array, ...]) -> list[Array] | None:
-    """Programs for which all that they compare comes out alike, one way or the other, and those for which not."""
+    """Programs for which all that they compare comes out alike, one way or the other, and the programs for which
+    not."""
     if how[-2:] in ("eq", "ne"):
         return None
     own = [term for term in less if term.shape[0] > 1 and term.size == term.shape[0]]

@@ -100,7 +100,7 @@ class DynamoRun:
         self.guards: list[Guard] = []
         self.calls: list[Recompile] = []
         self.notes: list[str] = []
-        #: ops recorded when the step was done; those after it are of memwall's substitute loss, and backward
+        #: ops recorded when the step was done; ops after it are of memwall's substitute loss, and backward
         self.stop = 0
         #: the failure of Dynamo itself, rather than of the model
         self.failure: str | None = None

@@ -153,7 +153,7 @@ def _loses_all(run: DynamoRun, number: int) -> bool:
 
 
 def _guards(seen: Sequence[Guard]) -> list[Guard]:
-    """Distinct guards on the user's things, those first that a caller can change."""
+    """Distinct guards on the user's things, guards first that a caller can change."""
     distinct = dict.fromkeys(guard for guard in seen if not any(part in guard.name for part in _OURS))
     order = {kind: rank for rank, kind in enumerate(_KINDS)}
     return sorted(distinct, key=lambda g: (_distance(g), order.get(g.kind, len(order))))

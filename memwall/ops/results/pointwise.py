@@ -1,4 +1,4 @@
-"""Results of pointwise ops, and of those like their input."""
+"""Results of pointwise ops, and of ops whose result is like their input."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """A scene on a matplotlib figure: for PNG, PDF and notebooks. Its last axes are the sheet, in pixels, with all that is
-drawn; those before it are the frames of the scene: empty, transparent and in the units of their data.
+drawn; the axes before it are the frames of the scene: empty, transparent and in the units of their data.
 
 Matplotlib is used without its global state, and imported where something is drawn. Text from a model is drawn as it
 stands (``parse_math=False``), never as a formula. Equal scenes give equal bytes.

@@ -57,7 +57,8 @@ class Steps(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
     """Speculative decoding: ``draft_tokens`` are guessed by the engine ``draft`` on the same GPUs (None: at no cost),
-    and one step of the model verifies them; each is accepted with probability ``accept`` if those before it are."""
+    and one step of the model verifies them; each is accepted with probability ``accept`` if the guesses before it
+    are."""
 
     draft_tokens: int
     accept: float
@@ -76,7 +77,7 @@ class Speculation:
     @property
     def tokens_per_step(self) -> float:
         """Expected tokens of a sequence per verification: ``(1 - a^(k+1)) / (1 - a)`` (Leviathan et al. 2023, eq. 1):
-        those accepted, and one that the verification makes itself."""
+        the accepted ones, and one that the verification makes itself."""
         return sum(self.accept**i for i in range(self.draft_tokens + 1))
 
 

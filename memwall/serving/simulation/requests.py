@@ -100,7 +100,7 @@ class _PoolServer:
             engine = Engine(steps, policy)
             self.pools = [Replicas([Scheduler(engine) for _ in range(fleet.left)], fleet)]
         self._schedulers = [scheduler for pool in self.pools for scheduler in pool.engines]
-        #: (seconds, order, pool, request) of those on their way to a pool
+        #: (seconds, order, pool, request) of requests on their way to a pool
         self._arrivals: list[tuple[float, int, int, Request]] = []
         self._order, self._request_s = itertools.count(), policy.request_s
         #: when the link of each prompt engine is free

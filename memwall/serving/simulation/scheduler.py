@@ -85,7 +85,7 @@ class DecodeStretch:
 
 @dataclass(slots=True)
 class Tally:
-    """What an engine did: steps, those with prompts among them, preemptions, and sums over the seconds that it ran."""
+    """What an engine did: steps, steps with prompts among them, preemptions, and sums over the seconds that it ran."""
 
     steps: int = 0
     prompt_steps: int = 0

@@ -175,7 +175,7 @@ class GpuSteps:
         return self._issued_s(own) > self.host.kernels_factor * self._kernels_s(step, own)
 
     def _host_s(self, sequences: int, own: EngineStep) -> float:
-        """Seconds of the CPU that no kernel hides, those to go from one CUDA graph of a step to the next among them."""
+        """Seconds of the CPU that no kernel hides, also to go from one CUDA graph of a step to the next."""
         apart = self._launches_apart if self.attention_apart and not self._is_uncaptured(own) else 0
         return self.host.step_s + self.host.sequence_s * sequences + self.host.launch_s * apart
 

@@ -165,7 +165,7 @@ class Index(StepKernel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compressed(StepKernel):
-    """Attention of DeepSeek-V4: each query attends to the last ``window`` tokens, and of those before to entries that
+    """Attention of DeepSeek-V4: each query attends to the last ``window`` tokens, and of tokens before to entries that
     stand for ``ratio`` tokens each (0: it has none): to all, or to the ``top_k`` that an index chooses. One vector of
     ``size`` numbers is key and value of all heads. The cache is on every GPU: the window, the entries, and ``opened``
     numbers of each token since the last entry, of which the next one is made."""

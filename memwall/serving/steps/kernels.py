@@ -213,7 +213,7 @@ class Experts(StepKernel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Between(StepKernel):
-    """Element-wise ops and norms between two anchors: bytes of each token, and those read once. ``columns``: the row
+    """Element-wise ops and norms between two anchors: bytes of each token, and bytes read once. ``columns``: the row
     that it reduces over; 0 for none. ``shared``: of tensors that the GPUs share."""
 
     kind: ClassVar[str] = "Between"

@@ -168,7 +168,8 @@ class TracedStep:
         return next((length for length in lengths if length != lengths[0]), 0)
 
     def _pairs(self, place: str) -> list[Region]:
-        """The pairs of matmuls of a module and those below, of values and their weights, of which entries are made."""
+        """The pairs of matmuls of a module and of modules below, of values and their weights, of which entries are
+        made."""
         return [r for r in self._of("product") if f"{r.place}.".startswith(f"{place}.") and len(r.ops) == 2]
 
     def _ratio(self, place: str) -> int:

@@ -183,7 +183,7 @@ class Recorder(compat.TorchDispatchMode):
         self.storages[known] = Storage(known, self.storages[known].nbytes, role, name)
 
     def forget_unused(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Count those tensors as no memory of the device that no op touches: they may be the host's."""
+        """Count tensors that no op touches as no memory of the device: they may be the host's."""
         touched = {self.values[i].storage for op in self.ops for i in (*op.inputs, *op.outputs)}
         for tensor in tensors:
             known = self.storage(tensor)

@@ -134,7 +134,7 @@ class Streams:
         return found
 
     def _new(self, stream: int, wanted: Iterable[int]) -> Iterator[int]:
-        """Those ops that a stream has not waited for yet, neither for a later one of their stream."""
+        """The ops that a stream has not waited for yet, neither for a later one of their stream."""
         reached = self._reached.setdefault(stream, {})
         for op in sorted(wanted, reverse=True):
             other = self._stream_of.get(op, 0)

@@ -30,7 +30,7 @@ _OTHERS = frozenset((
     *sys.stdlib_module_names, "torch", "numpy", "sympy", "memwall", "mpmath", "triton", "huggingface_hub", "tokenizers",
     "PIL", "jinja2", "yaml", "_pytest", "hypothesis", "pluggy", "rich",
 ))  # fmt: skip
-#: names of modules that were looked at, and those among them that may hold such caches
+#: names of modules that were looked at, and of modules among them that may hold such caches
 _NAMES: set[str] = set()
 _OURS: list[str] = []
 #: modules whose large caches hold names and texts

@@ -279,7 +279,7 @@ _OPEN: list[dict[str, None]] = []
 
 
 def _forget_cached() -> None:
-    """Make those ask again that remember what torch.cuda said or was: torch itself, transformers, and TorchDynamo."""
+    """Make all ask again that remember what torch.cuda said or was: torch itself, transformers, and TorchDynamo."""
     torch.get_device_module.cache_clear()
     for name, function in vars(sys.modules.get("transformers.utils.import_utils", object)).items():
         if name.startswith("is_torch_") and hasattr(function, "cache_clear"):

@@ -204,7 +204,7 @@ class _Loaded(Loader):
 
 @contextlib.contextmanager
 def light_imports() -> Iterator[None]:
-    """While open, those heavy modules that are not loaded yet have stand-ins."""
+    """While open, heavy modules that are not loaded yet have stand-ins."""
     finder: Any = _Parts()
     sys.modules.update({name: _StandIn(name, made) for name, made in _MEMBERS.items() if name not in sys.modules})
     sys.meta_path.insert(0, finder)

@@ -137,7 +137,7 @@ def is_of_integers(result: torch.Tensor, read: list[torch.Tensor]) -> bool:
 
 
 def elements(tensor: torch.Tensor) -> int:
-    """Elements of a tensor, those along expanded axes counted once."""
+    """Elements of a tensor, where elements along expanded axes count once."""
     return math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
 
 
