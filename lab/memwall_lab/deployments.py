@@ -19,7 +19,8 @@ from memwall.hardware.lookup import Gpu
 from memwall.ops.routing import TYPICAL
 from memwall.perfmodel.roofline import peak_compute_s
 from memwall.serving import Model, read_model
-from memwall.serving.simulation.engine import CAPTURED, Policy, Speculation
+from memwall.serving.engines import AskedPolicy
+from memwall.serving.simulation.engine import Policy, Speculation
 from memwall.serving.simulation.requests import Disaggregated, simulate_requests
 from memwall.serving.simulation.served import Requests
 from memwall.serving.simulation.timing import GpuSteps
@@ -31,8 +32,6 @@ from memwall_lab.collectives import without_own
 
 #: share of a GPU's memory that the servers of these tables take, and servers whose weights need more: they ran
 UTILIZATION, MOST_UTILIZATION = 0.92, 0.98
-#: tokens of a step, and sequences, of each group of GPUs; the most sequences where as many run as the cache holds
-_TOKENS, _SEQUENCES, _MOST_SEQUENCES = 8192, 256, 2048
 #: between engines of prompts and of decodes: an adapter of 400 Gbit/s for each GPU
 _LINK_BYTES_PER_S = 50e9
 #: requests of a client that the tables' benchmarks send (InferenceX: ``--num-prompts $((CONC * 10))``); the first ones
@@ -52,27 +51,28 @@ class Engines:
 
     def __init__(self) -> None:
         self._models: dict[Path, Model] = {}
-        self._steps: dict[tuple[Path, str, Layout, str, bool, int], GpuSteps] = {}
+        self._steps: dict[tuple[Path, str, Layout, str, bool, Policy, int | None], GpuSteps] = {}
 
     def of(self, sample: Deployment, pool: Pool) -> GpuSteps:
-        """The steps of an engine; tables call weights fp8 that are stored in blocks."""
+        """The steps of an engine; tables call weights fp8 that are stored in blocks, as the model's configuration says,
+        or as their experts are: a checkpoint has one way for all."""
         config, gpu, layout, is_left_out = sample.config, sample.gpu, pool.layout, sample.is_left_out
-        captured = max(sample.graphs or CAPTURED) if pool is sample.decodes else CAPTURED[-1]
-        key = config, gpu.name, layout, sample.engine, is_left_out, captured
+        policy = sample.policy(pool)
+        key = config, gpu.name, layout, sample.engine, is_left_out, policy, pool.copies
         if key not in self._steps:
             if config not in self._models:
-                model = read_model(f"hf:{config}")
-                self._models[config] = replace(model, served=routed(model.served, (TYPICAL,)))
+                self._models[config] = read_model(f"hf:{config}")
             model, cluster = self._models[config], cluster_of(gpu) if layout.gpus > 1 else None
             engine = load_engine(sample.engine)
-            if model.scheme == "fp8_block" and layout.weights.startswith("fp8"):
+            if layout.weights.startswith("fp8") and "fp8_block" in (model.scheme, layout.experts):
                 layout = replace(layout, weights="fp8_block", experts="")
             layout = replace(layout, kv=layout.kv or model.cache)
             if is_left_out:
                 gpu, cluster = held_out_gpu(gpu), cluster and without_own(cluster)
+            served = routed(model.served, (replace(TYPICAL, redundant=pool.copies),))
             found = GpuSteps(
-                model.served, gpu, layout, cluster, UTILIZATION, engine.host, model.max_context, captured,
-                attention_apart=engine.attention_apart,
+                served, gpu, layout, cluster, UTILIZATION, engine.host, model.max_context, max(policy.captured),
+                policy.token_budget, policy.max_batch, attention_apart=engine.attention_apart,
             )  # fmt: skip
             if found.weights_bytes + found.reserved_bytes >= found.capacity_bytes:
                 found = replace(found, utilization=MOST_UTILIZATION)
@@ -82,10 +82,13 @@ class Engines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Engines that are alike."""
+    """Engines that are alike. With so many ``copies`` experts are placed by their load; None: they lie in their order.
+    ``batch`` are the most sequences of a group; None: as many as the engine takes by itself."""
 
     layout: Layout
     engines: int = 1
+    copies: int | None = None
+    batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,36 +164,39 @@ class Deployment(Timed):
             return load
         free = steps.capacity_bytes - steps.weights_bytes - steps.reserved_bytes
         held = free // max(steps.kv_bytes(load.prompt.most + load.generate.most), 1) * self.decodes.engines
-        most = _MOST_SEQUENCES * steps.layout.dp if states_none else load.concurrency or 1
+        most = self.policy(self.decodes).max_batch * steps.layout.dp if states_none else load.concurrency or 1
         clients = max(min(held, most), 1)
         return replace(load, concurrency=clients, requests=min(3 * clients, max(_MOST_REQUESTS, 2 * clients)))
 
     def _run(self, engines: Engines, steps: GpuSteps, load: RequestLoad) -> Requests:
-        clients = -(-(load.concurrency or 1) // self.decodes.engines)
-        groups = max(pool.layout.dp for pool in (self.decodes, self.prompts or self.decodes))
-        policy = Policy(
-            max_batch=max(clients, _SEQUENCES), token_budget=max(_TOKENS * groups, clients),
-            request_s=steps.host.request_s, captured=self._captured(clients), speculation=self._speculation(steps),
-            reserve=load_engine(self.engine).reserve,
-        )  # fmt: skip
+        layout, speculation = steps.layout, self._speculation(steps)
+        largest = -(-(load.concurrency or 1) // (self.decodes.engines * layout.dp * layout.pp))
+        policy = self.policy(self.decodes, largest).of_groups(layout.dp, layout.pp)
+        policy = replace(policy, speculation=speculation)
         if self.prompts is None:
             return simulate_requests(steps, load, policy)
         prompt = engines.of(self, self.prompts)
+        own = self.policy(self.prompts).of_groups(prompt.layout.dp, prompt.layout.pp)
         apart = Disaggregated(
             prompt=prompt, decode=steps, prompt_engines=self.prompts.engines, decode_engines=self.decodes.engines,
             link_bytes_per_s=_LINK_BYTES_PER_S * prompt.layout.gpus,
+            prompt_policy=replace(own, speculation=speculation),
         )  # fmt: skip
         return simulate_requests(apart, load, policy)
+
+    def policy(self, pool: Pool, largest: int = 0) -> Policy:
+        """How each group of an engine fills a step: as its engine does where nobody says, with the CUDA graphs that are
+        stated, up to a ``largest`` batch. Prompts that have engines of their own are not cut: TensorRT-LLM does so with
+        ``enable_chunked_prefill`` alone, which no recipe sets, and SGLang runs chunks one after another."""
+        stated = (*(size for size in self.graphs if not 0 < largest <= size), *([largest] if largest else ()))
+        whole = True if pool is self.prompts else None
+        asked = AskedPolicy(captured=stated if self.graphs else None, max_batch=pool.batch, whole_prompts=whole)
+        return asked.of(load_engine(self.engine), self.gpu, pool.layout, 1 + self.draft_tokens)
 
     def _speculation(self, steps: GpuSteps) -> Speculation | None:
         if not self.draft_tokens:
             return None
         return Speculation(draft_tokens=self.draft_tokens, accept=_ACCEPTED, draft=steps.guessing())
-
-    def _captured(self, clients: int) -> tuple[int, ...]:
-        """Batches of all groups that run as a graph, the next larger one of batches that do not."""
-        sizes = (batch * self.decodes.layout.dp for batch in self.graphs)
-        return (*(size for size in sizes if size < clients), clients) if self.graphs else CAPTURED
 
     def _check_bound(self, steps: GpuSteps, batch: int, load: RequestLoad) -> None:
         """Raises UsageError: tokens come faster than weights and caches can be read once for each."""

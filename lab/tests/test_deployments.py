@@ -213,11 +213,60 @@ def test_a_listed_row_has_its_engines_drafts_and_graphs(read):
     assert max(slower.graphs) == 8192
 
 
-def test_a_row_that_speculates_with_unknown_drafts_says_so(read):
+def test_a_row_has_the_drafts_of_its_recipe(read):
+    """recipes/h200/8k1k/bs8-1p6d-mtp.yaml: speculative-num-draft-tokens 3, the token that is verified among them."""
     sglang = {**UNSTATED, "backend": "sglang", "concurrency": 2, "isl": 8192, "decode_tp_size": 8}
-    found = read({}, sglang)
-    assert len(found.of(Deployment)) == 1
-    assert "not with how many tokens" in next(iter(found.skipped))
+    (sample,) = read(sglang).of(Deployment)
+    assert (sample.draft_tokens, engines(sample)) == (2, [(6, 8, 1, 1), (1, 8, 1, 1)])
+
+
+#: 12 clients of TensorRT-LLM on B300, which InferenceX lists on 4 engines of 4 GPUs
+TWELVE = {**UNSTATED, "system": "b300_sxm", "precision": "fp4", "gemm_quant_mode": "nvfp4", "isl": 8192,
+          "concurrency": 12, "decode_tp_size": 4}  # fmt: skip
+
+
+def test_a_group_takes_the_sequences_of_its_recipe(read, tmp_path):
+    """ctx1_gen4_tep4_batch2_eplb0_mtp0.yaml: each engine takes 2 of its 3 clients."""
+    (tmp_path / "configs/nvidia--DeepSeek-V3.1-NVFP4").mkdir()
+    (tmp_path / "configs/nvidia--DeepSeek-V3.1-NVFP4/config.json").write_text("{}", encoding="utf-8")
+    (sample,) = read(TWELVE).of(Deployment)
+    assert engines(sample)[0] == (4, 4, 1, 4)
+    assert (sample.policy(sample.decodes).max_batch, sample.decodes.copies) == (2, None)
+
+
+def test_experts_are_copied_as_in_their_recipe(read, tmp_path):
+    """ctx3_gen1_dep32_batch64_eplb288_mtp1.yaml: 288 places for 256 experts."""
+    (tmp_path / "configs/nvidia--DeepSeek-V3.1-NVFP4").mkdir()
+    (tmp_path / "configs/nvidia--DeepSeek-V3.1-NVFP4/config.json").write_text("{}", encoding="utf-8")
+    row = {**TWELVE, "system": "gb200", "isl": 1024, "concurrency": 2253, "decode_tp_size": 32}
+    faster, slower = read({**row, "tpot_ms": 10}, {**row, "tpot_ms": 20}).of(Deployment)
+    assert (faster.draft_tokens, faster.decodes.copies, faster.decodes.batch) == (1, 32, 64)
+    assert (slower.draft_tokens, slower.decodes.copies) == (0, None)
+
+
+@pytest.mark.parametrize(("engine", "chunked"), [("sglang", False), ("trtllm", True)])
+def test_a_deployment_fills_steps_as_its_engine_does(read, engine, chunked):
+    """SGLang's chunked_prefill_size on 141 GB, in steps without decodes; max_num_tokens of TensorRT-LLM."""
+    (sample,) = read({"backend": engine, "isl": 2048}).of(Deployment)
+    policy = sample.policy(sample.decodes)
+    assert (policy.chunked, policy.token_budget, policy.max_batch) == (chunked, 8192, 2048)
+
+
+#: all GPUs of a deployment of SGLang on GB200
+WHOLE = {**APART, "backend": "sglang", "system": "gb200", "isl": 8192, "concurrency": 384, "prefill_tp_size": 72,
+         "decode_tp_size": 72}  # fmt: skip
+
+
+def test_clients_that_no_list_has_are_of_the_nearest(read):
+    """Lists have 512 clients and more on 5 engines of 8 GPUs and one of 32, 2,048 and more on 6 of 8 and one of 24."""
+    (sample,) = read(WHOLE).of(Deployment)
+    assert engines(sample) == [(1, 1, 32, 32), (5, 1, 8, 8)]
+
+
+def test_a_lone_gpu_is_of_the_deployment_that_another_row_states(read):
+    lone = {**WHOLE, "decode_tp_size": 1, "prefill_tp_size": 1}
+    whole, own = read(WHOLE, lone).of(Deployment)
+    assert engines(own) == engines(whole)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ GB200 = ("gb200", "sglang", "fp8", "1024", "1024")
         (B300, 10, 40, False, [(3, (1, 2, "dep"), (5, 8, "tep"))]),  # all that decode
         (B300, 10, 22, True, [(0, (1, 2, "dep"), (5, 4, "tep"))]),  # 1 x 2 + 5 x 4
         (B300, 10, 16, False, []),
-        # 72 = 3 x 8 + 48, and 48 = 2 x 8 + 32; 5,120 clients are in no list, but 72 GPUs are of one deployment
+        # 72 = 3 x 8 + 48, and 48 = 2 x 8 + 32; 5,120 clients are in no list, and 4,096 with 72 GPUs are the nearest
         (GB200, 2048, 72, True, [(0, (3, 8, "dep"), (1, 48, "dep"))]),
         (GB200, 4096, 48, True, [(0, (2, 8, "dep"), (1, 32, "dep"))]),
         (GB200, 5120, 72, True, [(0, (3, 8, "dep"), (1, 48, "dep"))]),

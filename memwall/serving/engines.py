@@ -124,12 +124,7 @@ class AskedEngine:
         layout, own = stored_in(self.layout, self.model), self.policy
         steps = self._steps(layout, own)
         # groups of GPUs with sequences of their own have a scheduler each, which fills a step for each stage at a time
-        policy = replace(
-            own,
-            token_budget=own.token_budget * layout.dp * layout.pp,
-            max_batch=own.max_batch * layout.dp,
-            request_s=steps.host.request_s + self.client_s,
-        )
+        policy = replace(own.of_groups(layout.dp, layout.pp), request_s=steps.host.request_s + self.client_s)
         if self.guess is not None:
             policy = replace(policy, speculation=self.guess.speculation(steps, self.layout))
         served = partial(Server, steps=steps, policy=policy, fleet=self.fleet, closed_form=self.closed_form)

@@ -13,9 +13,9 @@ Models are configurations in a folder ``configs`` next to the table or to its fo
   deployment (12, 36 and 72 do not divide DeepSeek's 128 heads, and 8192 prompts at 4096 clients leave TPOT as it is);
 - a row that has the load and both times of InferenceX's own row, to six digits, is that row, which states its engines
   and does not speculate;
-- a row that no list has is of the engines of InferenceX's own row with the same load on the same GPUs, and a lone GPU,
-  which cannot hold DeepSeek, of the engines of the only row with its load; if it is faster by ``SPECULATES``, it
-  speculates;
+- a lone GPU, which cannot hold DeepSeek, is of the deployment that a row with its load is of which states all GPUs;
+- a row that no list has is of the engines of InferenceX's own row with the same load on the same GPUs, and a lone GPU of
+  the engines of the only row with its load; if it is faster by ``SPECULATES``, it speculates;
 - without such a row there are 4 engines that decode, or one where each would have more than :data:`_MOST_SHARED`
   clients, whose GPUs then attend to sequences of their own, as the rows that state them do;
 - lengths are 0.8 to 1.0 of nominal in InferenceX, and taken as 0.95 to 1.0 in NVIDIA's sweeps, which say nothing;
@@ -25,6 +25,7 @@ Models are configurations in a folder ``configs`` next to the table or to its fo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -118,6 +119,18 @@ def _times(source: Path) -> Mapping[tuple[object, ...], list[float]]:
     return found
 
 
+@lru_cache(maxsize=4)
+def _of_whole(source: Path) -> Mapping[tuple[str, ...], tuple[Deployed, ...]]:
+    """The deployments that a row with all GPUs may be one of, by its load."""
+    records = (record for _, record in read_csv(source))
+    return {_load_of(record): _listed(record) for record in records if _is_apart(record) and _is_whole(record)}
+
+
+def _is_lone(record: Record) -> bool:
+    """Whether a row states a lone GPU of DeepSeek."""
+    return _is_apart(record) and _gpus(record, "" if record["mode"] == "agg" else "decode_") == 1
+
+
 def _listed(record: Record) -> tuple[Deployed, ...]:
     """The deployments that a row may be one of."""
     is_whole, is_apart = _is_whole(record), _is_apart(record)
@@ -141,10 +154,11 @@ def _is_apart(record: Record) -> bool:
 def _deployed(record: Record, source: Path) -> tuple[Record, Deployed | None, str]:
     """The row, with the engines that another states of the same deployment, or what InferenceX lists of it; and what
     tells that. Raises Skip: it speculates, or states too little."""
-    others = _stated(source).get(_load_of(record), ()) if "DeepSeek" in record["model_path"] else ()
+    is_deepseek, load = "DeepSeek" in record["model_path"], _load_of(record)
+    others = _stated(source).get(load, ()) if is_deepseek else ()
     record = next((other for other in others if _is_same(record, other)), record)
-    if "DeepSeek" in record["model_path"] and (found := _listed(record)):
-        times, load = _times(source), _load_of(record)
+    if is_deepseek and (found := _listed(record) or _of_whole(source).get(load, ()) * _is_lone(record)):
+        times = _times(source)
         slowest_s = max(times[*load, _is_apart(record)])
         told = in_order(found, seconds(record, "tpot_ms"), times[*load, found], slowest_s)
         return record, told, "a list" if len(found) == 1 else "lists, by the order of times"
@@ -240,9 +254,8 @@ class Latencies(TableKind):
             lone = Layout(tp=1, ep=1, dp=1, pp=1, engine=str(record["backend"]), **_schemes(record))
             pools = (each for each in (deployed.decodes, deployed.prompts) if each.engines)
             decodes, *prompts = (Pool(layout=each.held(lone), engines=each.engines) for each in pools)
+            decodes = replace(decodes, copies=deployed.copies, batch=deployed.batch)
         drafts = deployed.draft_tokens if deployed else 0
-        if drafts is None:
-            raise Skip("InferenceX lists it as one that speculates, and not with how many tokens")
         groups = decodes.layout.dp if prompts else max(_count(record, "attention_dp_size"), 1)
         batch = groups * decodes.engines * _count(record, f"{prefixes[0]}batch_size")
         clients = min((n for n in (_clients(record), batch) if n), default=0)

@@ -8,6 +8,7 @@ several, the rows with that load and those GPUs are theirs in the order of their
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -42,13 +43,15 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """A deployment; one engine has no others for prompts. ``draft_tokens``: 0 without speculation, None where the list
-    does not say how many there are."""
+    """A deployment; one engine has no others for prompts. ``draft_tokens``: 0 without speculation; ``copies`` and
+    ``batch`` are those of the engines that decode, as of :class:`~memwall_lab.deployments.Pool`."""
 
     clients: tuple[int, ...]
-    draft_tokens: int | None
+    draft_tokens: int
     prompts: Listed
     decodes: Listed
+    copies: int | None = None
+    batch: int | None = None
 
     @property
     def gpus(self) -> int:
@@ -59,6 +62,10 @@ class Deployed:
     def decode_gpus(self) -> int:
         return self.decodes.engines * self.decodes.gpus
 
+    def distance(self, clients: int) -> float:
+        """How far some clients are from those that are listed: the logarithm of the least ratio."""
+        return min(abs(math.log(clients / listed)) for listed in self.clients)
+
 
 @cache
 def _lists() -> Mapping[Load, list[Deployed]]:
@@ -68,9 +75,10 @@ def _lists() -> Mapping[Load, list[Deployed]]:
             Listed(int(row[f"{kind}_engines"]), int(row[f"{kind}_gpus"]), row[f"{kind}_split"])
             for kind in ("prompt", "decode")
         )
-        drafts = None if row["draft_tokens"] == "?" else int(row["draft_tokens"])
         clients = tuple(map(int, row["clients"].split()))
-        found.setdefault(load_of(row, "quantisation"), []).append(Deployed(clients, drafts, *kinds))
+        stated = (int(row[name]) if row[name] else None for name in ("copies", "batch"))
+        each = Deployed(clients, int(row["draft_tokens"]), *kinds, *stated)
+        found.setdefault(load_of(row, "quantisation"), []).append(each)
     return found
 
 
@@ -80,13 +88,13 @@ def load_of(record: Mapping[str, Any], weights: str = "gemm_quant_mode") -> Load
 
 
 def listed(load: Load, clients: int, gpus: int, is_whole: bool, is_apart: bool = True) -> tuple[Deployed, ...]:
-    """The deployments that may be a row's. A load that no list has is of the only deployment with as many GPUs, if all
-    are stated."""
+    """The deployments that may be a row's. Clients that no list has are of the deployment with as many GPUs, if all are
+    stated, whose clients are the nearest."""
     every = (each for each in _lists().get(load, ()) if is_apart == (each.prompts.engines > 0))
     alike = [each for each in every if gpus in (1, *_counts(each, is_whole))]
     found = [each for each in alike if clients in each.clients]
-    if not found and is_whole and len({(each.prompts, each.decodes) for each in alike}) == 1:
-        found = alike[:1]
+    if not found and is_whole:
+        found = sorted(alike, key=lambda each: each.distance(clients))[:1]
     return tuple(sorted(found, key=lambda each: (each.draft_tokens == 0, clients / each.decode_gpus)))
 
 

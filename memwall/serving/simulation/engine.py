@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -88,7 +88,8 @@ class Policy:
     chunks. A step of decodes alone runs the next batch in ``captured`` (empty: no graphs). A prompt is admitted when
     the cache also has room for the share ``reserve`` of all that running requests may still generate: 0 as vLLM does,
     which preempts where it went wrong; 1 as TensorRT-LLM does (``GUARANTEED_NO_EVICT``); SGLang is between.
-    ``request_s`` passes between a client and the queue."""
+    ``request_s`` passes between a client and the queue. Of ``groups`` with sequences of their own the numbers are sums,
+    and each runs a prompt of its own in a step, however long it is."""
 
     token_budget: int = 8192
     max_batch: int = 256
@@ -97,6 +98,7 @@ class Policy:
     speculation: Speculation | None = None
     reserve: float = 0.0
     request_s: float = 0.0
+    groups: int = 1
 
     def __post_init__(self) -> None:
         if min(self.token_budget, self.max_batch) < 1:
@@ -113,6 +115,17 @@ class Policy:
     def verified(self) -> int:
         """Tokens of a sequence in a decode step: 1, or the drafted ones and one more."""
         return 1 + self.speculation.draft_tokens if self.speculation else 1
+
+    def of_groups(self, groups: int, stages: int) -> Policy:
+        """That of so many groups, each of which fills a step so for each stage of a pipeline."""
+        parts = groups * stages
+        return replace(
+            self,
+            token_budget=self.token_budget * parts,
+            max_batch=self.max_batch * groups,
+            captured=tuple(size * parts for size in self.captured),
+            groups=parts,
+        )
 
 
 #: chunked prefill, as vLLM runs without options

@@ -32,6 +32,8 @@ class Disaggregated:
     prompt_engines: int = 1
     decode_engines: int = 1
     link_bytes_per_s: float
+    #: how engines of prompts fill a step; None: as those that decode
+    prompt_policy: Policy | None = None
 
     def __post_init__(self) -> None:
         if min(self.prompt_engines, self.decode_engines) < 1 or not self.link_bytes_per_s > 0:
@@ -92,7 +94,7 @@ class _PoolServer:
             if fleet.most > 1:
                 raise UsageError("prompts and decodes on separate engines say how many there are: give no replicas")
             self.link_bytes_per_s = steps.link_bytes_per_s
-            prompt, decode = Engine(steps.prompt, policy), Engine(steps.decode, policy)
+            prompt, decode = Engine(steps.prompt, steps.prompt_policy or policy), Engine(steps.decode, policy)
             prompts = [Scheduler(prompt, prompts_only=True) for _ in range(steps.prompt_engines)]
             decodes = [Scheduler(decode) for _ in range(steps.decode_engines)]
             self.pools = [Replicas(prompts, fleet), Replicas(decodes)]

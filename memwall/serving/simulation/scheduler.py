@@ -253,10 +253,11 @@ class Scheduler:
             if (new := min(request.prompt - request.computed, budget)) > 0:
                 taken.append((request, new))
                 budget -= new
-        while admit and budget > 0 and self._waiting and self._admits(self._waiting[0]):
+        each = 0 if chunked else self.policy.groups
+        while admit and (budget > 0 or len(taken) < each) and self._waiting and self._admits(self._waiting[0]):
             self._look_up(self._waiting[0])
             left = self._waiting[0].prompt - self._waiting[0].computed
-            if not chunked and taken and left > budget:
+            if not chunked and len(taken) >= each and left > budget:
                 break
             request = self._admit(now_s)
             if not left:  # another engine has computed the prompt

@@ -246,7 +246,7 @@ class _MeanServer:
         """Parts of prompts in a step."""
         policy, part = self.policy, self.load.new / parts
         if not policy.chunked:
-            return np.full_like(batch, max(policy.token_budget // self.load.new, 1), dtype=float)
+            return np.full_like(batch, max(policy.token_budget // self.load.new, policy.groups), dtype=float)
         return (policy.token_budget - batch * policy.verified) / part
 
     def first_wave_s(self, clients: int) -> float:

@@ -69,6 +69,14 @@ def test_decodes_go_on_in_a_chunked_step_and_wait_otherwise():
     assert shared.served[1].ttft_s == apart.served[1].ttft_s == pytest.approx(0.5 + 2)
 
 
+def test_each_group_runs_a_prompt_of_its_own_however_long_it_is():
+    """Three prompts of 100 tokens in steps of 100: one a step, and three where as many groups share the steps."""
+    steps, policy = Affine(), replace(PLAIN, chunked=False, token_budget=100)
+    rows = [(0.0, 100, 1)] * 3
+    assert simulate_requests(steps, trace(*rows), policy).tallies[0].steps == 3
+    assert simulate_requests(steps, trace(*rows), replace(policy, groups=3)).tallies[0].steps == 1
+
+
 def test_a_full_cache_preempts_the_youngest_once():
     """Six blocks of 16 for two requests of 32 + 32 tokens. Each takes three blocks until the token after its 48th
     wants a fourth: at 16 decode steps the second one falls, and comes back for its prompt and 17 tokens when the first

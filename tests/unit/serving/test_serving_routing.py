@@ -57,6 +57,15 @@ def test_experts_without_copies_are_packed_too():
     assert placement(loads, 0, 2) == ((1, 1, 1, 1), ((0, 3), (1, 2)))
 
 
+@pytest.mark.parametrize(("redundant", "share"), [(0, 0.623), (2, 0.508)])
+def test_popular_experts_are_placed_by_their_load(redundant, share):
+    """Quantiles of a normal law, -1.150, -0.319, 0.319 and 1.150, are popularities of 0.317, 0.727, 1.375 and 3.159,
+    5.578 in all. On two GPUs the last goes with the first: 3.476. With three copies of 1.053 of the last, two of these
+    go with 0.727: 2.833."""
+    (routing,) = read_routing("typical", redundant)
+    assert rows(loads_of(100_000, 4, 1, 2, routing)) == pytest.approx(100_000 * share, rel=1e-3)
+
+
 def test_copies_are_of_the_experts_that_eplb_copies():
     """The example of github.com/deepseek-ai/EPLB: 12 experts, 16 places: 10, 5, 1 and 4 are there twice."""
     copies, gpus = placement((90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86), 4, 8)
