@@ -14,8 +14,8 @@ Models are configurations in a folder ``configs`` next to the table or to its fo
 - a row that has the load and both times of InferenceX's own row, to six digits, is that row, which states its engines
   and does not speculate;
 - a lone GPU, which cannot hold DeepSeek, is of the deployment that a row with its load is of which states all GPUs;
-- a row that no list has is of the engines of InferenceX's own row with the same load on the same GPUs, and a lone GPU of
-  the engines of the only row with its load; if it is faster by ``SPECULATES``, it speculates;
+- a row that no list has is of the engines of InferenceX's own row with the same load on the same GPUs, and a lone GPU
+  of the engines of the only row with its load; if it is faster by ``SPECULATES``, it speculates;
 - without such a row there are 4 engines that decode, or one where each would have more than :data:`_MOST_SHARED`
   clients, whose GPUs then attend to sequences of their own, as the rows that state them do;
 - lengths are 0.8 to 1.0 of nominal in InferenceX, and taken as 0.95 to 1.0 in NVIDIA's sweeps, which say nothing;
