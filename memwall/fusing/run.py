@@ -180,8 +180,8 @@ def fuse(
     policies = (policy,) if isinstance(policy, str) else tuple(policy)
     notes: tuple[str, ...] = ()
     if isinstance(target, Profile):
-        if step:
-            raise UsageError(f"{next(iter(step))} says how to trace, and {target.workload.name} is traced already")
+        if step or inputs is not None:
+            raise UsageError(f"{next(iter(step), 'inputs')} says how to trace, and {target.workload.name} is traced already")
         made = target if gpu is None else resimulate(target, asked_gpus(gpu))
         return fused(made, policies, changes=changes, say=progress)
     made = profile(target, inputs, gpu=gpu, progress=progress, **step)

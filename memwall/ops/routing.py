@@ -88,7 +88,8 @@ def loads_of(tokens: int, experts: int, top_k: int, ep: int = 1, routing: Expert
         UsageError: a token cannot choose so many experts, or GPUs do not share so many.
     """
     if not 0 < top_k <= experts or (routing not in (BY_CHANCE, TYPICAL) and (experts + routing.copies) % ep):
-        raise UsageError(f"{top_k} of {experts} experts on {ep} GPUs: choose 1 to {experts}, and a divisor of them")
+        shared = experts + routing.copies
+        raise UsageError(f"{top_k} of {experts} experts on {ep} GPUs: choose 1 to {experts}, and a divisor of {shared}")
     if routing.shares:
         return _counted(_drawn(tokens, top_k, ep, routing)) or ((1, 1),)
     if routing.skew:

@@ -28,8 +28,6 @@ from memwall.ops.registry import formula
 WORK = "work"
 #: sectors beyond what the elements fill, from which on they are counted
 _SCATTERED = 1.25
-#: bytes of what an atomic operation changes
-_ATOMIC_WIDTH = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,7 @@ class MemoryOperation:
     """One load, store or atomic operation of a kernel, over all programs: ``what`` is ``read``, ``write`` or
     ``atomic``, ``argument`` empty where the kernel loads the address. ``asked_bytes`` are of all programs,
     ``touched_bytes`` the different ones, ``sector_share`` the part of the sectors of L2 that a program asks for which
-    it uses. ``by_data``: which elements it touches depends on data."""
+    it uses. ``by_data``: which elements it touches depends on data. ``itemsize``: bytes of an element."""
 
     argument: str
     what: str
@@ -46,6 +44,7 @@ class MemoryOperation:
     touched_bytes: int
     sector_share: float = 1.0
     by_data: bool = False
+    itemsize: float = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +164,8 @@ def _stream(work: KernelWork, cost: Cost) -> Stream:
     asked = sum(each.asked_bytes for each in reads)
     row_bytes = max((each.asked_bytes for each in reads), default=0) / max(work.programs, 1)
     again_bytes = work.again_bytes if row_bytes > ROW_BYTES_ON_CHIP else 0
-    atomics = sum(each.asked_bytes for each in work.accesses if each.what == "atomic") // _ATOMIC_WIDTH
-    slower_bytes = max(ATOMIC_BYTES * atomics - cost.read_bytes - cost.write_bytes, 0)
+    atomics = sum(each.asked_bytes / each.itemsize for each in work.accesses if each.what == "atomic")
+    slower_bytes = max(int(ATOMIC_BYTES * atomics) - cost.read_bytes - cost.write_bytes, 0)
     return Stream(
         kind="generated",
         read_bytes=cost.read_bytes + again_bytes + slower_bytes,

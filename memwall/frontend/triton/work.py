@@ -162,6 +162,7 @@ def _operation(access: Access, rooms: Mapping[str, Room]) -> MemoryOperation:
         _touched([access], rooms),
         min(access.sampled * access.itemsize / sectors, 1.0) if sectors else 1.0,
         bool(access.by_data),
+        access.itemsize,
     )
 
 

@@ -157,10 +157,12 @@ def test_a_stride_of_three_asks_for_all_sectors():
     assert launch.sector_bytes == pytest.approx(120_000, rel=0.01)  # all of x
 
 
-def test_each_atomic_addition_takes_its_time():
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_each_atomic_addition_takes_its_time(dtype):
     def launch():
-        x, place = torch.empty(65_536, device="meta"), torch.empty(65_536, device="meta", dtype=torch.int32)
-        kernels.scatter_add[(64,)](x, place, torch.empty(256, device="meta"), 65_536, BLOCK=1024)
+        x, out = (torch.empty(size, device="meta", dtype=dtype) for size in (65_536, 256))
+        place = torch.empty(65_536, device="meta", dtype=torch.int32)
+        kernels.scatter_add[(64,)](x, place, out, 65_536, BLOCK=1024)
 
     (launch,) = launched(launch).costs[0][-1].launches
     # as long as 48 bytes of DRAM each, as a scatter of PyTorch's; 256 results are written

@@ -9,7 +9,7 @@ from memwall.analysis.whatif import parse_change
 from memwall.core.errors import UsageError
 from memwall.core.structure import read, write
 from memwall.fusing.page import FusedReport
-from memwall.fusing.run import fused, refused_by_rule
+from memwall.fusing.run import fuse, fused, refused_by_rule
 from memwall.fusion import Plan, Refusal
 from memwall.record.capture import Break, Capture, Guard, PartialGraph, Recompile
 from memwall.record.traced import Traced
@@ -128,3 +128,8 @@ def test_policies_of_several_gpus():
 def test_an_unknown_kind_is_refused(found):
     with pytest.raises(UsageError, match="a fusion report has no 'csv' form"):
         render(FusedReport(found), "csv")
+
+
+def test_a_profile_takes_no_inputs():
+    with pytest.raises(UsageError, match="inputs says how to trace, and tiny is traced already"):
+        fuse(make_profile(), inputs=())

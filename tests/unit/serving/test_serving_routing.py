@@ -100,6 +100,11 @@ def test_the_popular_experts_are_copied():
     assert rows(loads_of(1000, 4, 1, 2, TYPICAL)) >= 623
 
 
+def test_gpus_have_equally_many_experts_and_copies():
+    with pytest.raises(UsageError, match="2 of 8 experts on 5 GPUs: choose 1 to 8, and a divisor of 12"):
+        loads_of(8, 8, 2, 5, ExpertRouting(skew=1.2, redundant=4))
+
+
 def test_copies_take_memory():
     """8 experts and 8 copies on 4 GPUs: four on each, in place of two."""
     copied, layout = replace(MIXTURE, routing=ExpertRouting(skew=1.2, redundant=8)), Layout(dp=4, ep=4)
