@@ -181,7 +181,9 @@ def fuse(
     notes: tuple[str, ...] = ()
     if isinstance(target, Profile):
         if step or inputs is not None:
-            raise UsageError(f"{next(iter(step), 'inputs')} says how to trace, and {target.workload.name} is traced already")
+            raise UsageError(
+                f"{next(iter(step), 'inputs')} says how to trace, and {target.workload.name} is traced already"
+            )
         made = target if gpu is None else resimulate(target, asked_gpus(gpu))
         return fused(made, policies, changes=changes, say=progress)
     made = profile(target, inputs, gpu=gpu, progress=progress, **step)
