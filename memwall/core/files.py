@@ -160,6 +160,12 @@ def read_csv(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, str]
         raise UsageError(f"{path} is not CSV: {error}") from None
 
 
+def whole(text: str) -> int | None:
+    """The whole number from 0, of up to 18 digits, that a cell or a word is; None where it is none."""
+    text = text.strip()
+    return int(text) if text.isdecimal() and len(text) < 19 else None
+
+
 @uncollected()
 def read_json(path: str | os.PathLike[str], *, infinite: bool = False) -> Any:
     """Parse a JSON file; NaN and Infinity are refused unless ``infinite``.

@@ -12,6 +12,7 @@ from memwall.cli import options
 from memwall.cli.output import Out
 from memwall.cli.parsing import Command, SeveralOption
 from memwall.core.errors import UsageError
+from memwall.core.files import whole
 from memwall.core.question import options_of
 from memwall.hardware.prices import check_billed
 from memwall.serving.question import ServeOptions
@@ -30,10 +31,10 @@ def _counts(context: click.Context, parameter: click.Parameter, text: str | None
     if text is None:
         return None
     what, example = _COUNTS[parameter.name or ""]
-    parts = text.split(":")
-    if len(parts) != len(example.split(":")) or not all(part.isdecimal() and int(part) for part in parts):
+    counts = tuple(whole(part) or 0 for part in text.split(":"))
+    if len(counts) != len(example.split(":")) or not all(counts):
         raise UsageError(f"{parameter.opts[0]} takes {what}, such as {example}, not {text[:40]!r}")
-    return tuple(map(int, parts))
+    return counts
 
 
 def _counted(name: str) -> Callable[[F], F]:

@@ -135,6 +135,8 @@ class AskedEngine:
         if self.fleet.most > 1:
             raise UsageError("--disaggregate says how many engines there are: leave out --replicas and --autoscale")
         prompts, decodes = self.disaggregate
+        if prompts == 1 and self.fleet.route != ONE.route:
+            raise UsageError(f"--route {self.fleet.route} of one engine of prompts has no effect: give more of them")
         links = steps.cluster.link if steps.cluster else {}
         apart = Disaggregated(
             prompt=steps,

@@ -11,7 +11,7 @@ from memwall.serving.model import Model
 from memwall.serving.simulation.fleet import Autoscale, Fleet
 from memwall.serving.simulation.lengths import Lengths, RequestLengths, parse_lengths
 from memwall.serving.simulation.trace_files import read_trace
-from memwall.serving.simulation.workload import RequestLoad
+from memwall.serving.simulation.workload import LONGEST_S, RequestLoad
 
 #: tokens of a prompt where none are given, and of a decoder's whose encoder reads something else
 PROMPT, DECODER_PROMPT = 1024, 4
@@ -50,8 +50,8 @@ def check_load(said: Any) -> None:
         for other in others if getattr(said, name) else ():
             if getattr(said, other):
                 raise UsageError(f"{_flag(name)} with {_flag(other)}: {why}")
-    if said.client is not None and not 0 <= said.client < float("inf"):
-        raise UsageError(f"{said.client:g} ms of the client's own; want 0 or more")
+    if said.client is not None and not 0 <= said.client <= LONGEST_S:
+        raise UsageError(f"{said.client:g} ms of the client's own; want 0 to {LONGEST_S:g}")
 
 
 def _flag(name: str) -> str:

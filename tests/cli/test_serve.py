@@ -574,8 +574,10 @@ def test_what_the_client_adds_is_in_front_of_the_first_token(run, model):
         (("--rate", "2", "--burst", "2", "--closed-form"), "not Poisson have no closed form"),
         (("--replicas", "2", "--closed-form"), "several replicas have no closed form"),
         (("--replicas", "2", "--disaggregate", "1:1"), "leave out --replicas"),
+        (("--disaggregate", "1:2", "--route", "prefix"), "--route prefix of one engine of prompts has no effect"),
+        (("--autoscale", f"1:{'9' * 5000}:2"), "--autoscale takes"),
         (("--autoscale", "1:2"), "--autoscale takes the least and the most replicas"),
-        (("--client", "nan"), "want 0 or more"),
+        (("--client", "nan"), "want 0 to 1e+09"),
     ],
 )
 def test_loads_that_contradict_themselves_are_refused(run, model, tmp_path, words, said):

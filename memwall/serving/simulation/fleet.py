@@ -10,10 +10,14 @@ from dataclasses import dataclass
 from memwall.core.errors import UsageError, unknown
 from memwall.core.units import counted
 from memwall.serving.simulation.scheduler import Request, Scheduler
+from memwall.serving.simulation.workload import LONGEST_S
 
 #: a router that looks for prefixes takes the engine with the longest one where that is more than the first share of the
 #: prompt, and no engine has both so many requests and so many times as many as another: defaults of SGLang's router
 _WORTH, _AHEAD, _TIMES = 0.3, 64, 1.5
+
+#: engines that are simulated together
+MOST_ENGINES = 10_000
 
 #: seconds between two looks at the load, and how long fewer engines must do before one is stopped: defaults of
 #: Kubernetes' HorizontalPodAutoscaler (sync period, stabilization window of scaling down)
@@ -61,8 +65,8 @@ class Autoscale:
             raise UsageError(
                 f"from {self.least} to {self.most} engines of {self.requests} requests each: want 1 or more, rising"
             )
-        if not 0 <= self.startup_s < math.inf:
-            raise UsageError(f"an engine that starts in {self.startup_s:g} s; want 0 or more")
+        if not 0 <= self.startup_s <= LONGEST_S:
+            raise UsageError(f"an engine that starts in {self.startup_s:g} s; want 0 to {LONGEST_S:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +80,8 @@ class Fleet:
     failed: int = 0
 
     def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise UsageError(f"{self.replicas} replicas serve nothing; want 1 or more")
+        if not 1 <= self.most <= MOST_ENGINES:
+            raise UsageError(f"{self.most:,} replicas are not simulated; want 1 to {MOST_ENGINES:,}")
         if self.route not in ROUTES:
             raise unknown("route", self.route, ROUTES)
         if self.autoscale is not None and self.replicas > 1:
@@ -137,8 +141,9 @@ class Replicas:
         self._number += 1
         return self._route(taking, request, self._number - 1)
 
-    def scale(self) -> None:
-        """Look at the load, and start or stop engines."""
+    def scale(self, until_s: float = 0.0) -> None:
+        """Look at the load, and start or stop engines. Nothing happens until ``until_s``: looks before that at the
+        fewest engines without a request find what this one does."""
         scale, now_s = self._scale, self.check_s
         assert scale is not None
         self.check_s = now_s + CHECK_S
@@ -152,6 +157,10 @@ class Replicas:
             self._wanted.popleft()
         self._start(wanted, now_s)
         self._stop(max(wanted for _, wanted in self._wanted), now_s)
+        if not load and len(self._ready_s) == scale.least:
+            alike = max(math.ceil((until_s - self.check_s) / CHECK_S), 0)
+            self._on, self._checks = self._on + alike * scale.least, self._checks + alike
+            self.check_s += alike * CHECK_S
 
     def _start(self, wanted: int, now_s: float) -> None:
         """Have so many engines, or more: engines that were to stop, then others."""

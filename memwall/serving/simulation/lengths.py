@@ -15,13 +15,15 @@ from statistics import NormalDist, fmean
 from typing import NamedTuple
 
 from memwall.core.errors import UsageError, suggest
-from memwall.core.files import read_csv
+from memwall.core.files import read_csv, whole
 
 _SHARES = re.compile(r"(\d*\.?\d+)(?:\s*-\s*(\d*\.?\d+))?")
 _LOGNORMAL = re.compile(r"lognormal:(\d*\.?\d+)(?:,(\d*\.?\d+))?")
 
 #: share of a lognormal distribution on each side that counts as its end, so that there is a longest request
 _TAIL = 1e-3
+#: the largest standard deviation of logarithms: with it one request in fifteen has more than the mean
+_MOST_SIGMA = 3.0
 #: parts of each length that stands for many, of which it is the mean
 _PARTS = 64
 
@@ -38,7 +40,7 @@ class Lengths:
     def __post_init__(self) -> None:
         if self.nominal < 1:
             raise UsageError(f"a length of {self.nominal} tokens; want 1 or more")
-        if not 0 < self.low <= self.high:
+        if not 0 < self.low <= self.high < math.inf:
             raise UsageError(f"lengths of {self.low:g} to {self.high:g} of nominal; want a range such as 0.8-1.0")
 
     @property
@@ -100,6 +102,11 @@ class LognormalLengths(_Quantiles):
     each end count as the quantile there."""
 
     sigma: float = 0.0
+
+    def __post_init__(self) -> None:
+        Lengths.__post_init__(self)
+        if not 0 <= self.sigma <= _MOST_SIGMA:
+            raise UsageError(f"a lognormal spread of {self.sigma:g}; want 0 to {_MOST_SIGMA:g}")
 
     @property
     def mean(self) -> float:
@@ -217,7 +224,8 @@ def _whole(record: Mapping[str, str], columns: Sequence[str], where: str) -> lis
     found = []
     for name in columns:
         least = int(name.endswith("tokens"))
-        if not (cell := record[name].strip()).isdecimal() or int(cell) < least:
-            raise UsageError(f"{where}: {name} is {cell[:40]!r}, not a whole number of {least} or more")
-        found.append(int(cell))
+        if (number := whole(record[name])) is None or number < least:
+            cell = record[name].strip()[:40]
+            raise UsageError(f"{where}: {name} is {cell!r}, not a whole number of {least} or more")
+        found.append(number)
     return found

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from memwall.core.errors import UsageError
 from memwall.core.units import size
 from memwall.serving.simulation.engine import DEFAULT, Engine, Policy, Steps
-from memwall.serving.simulation.fleet import ONE, Fleet, Replicas
+from memwall.serving.simulation.fleet import MOST_ENGINES, ONE, Fleet, Replicas
 from memwall.serving.simulation.scheduler import Request, Scheduler
 from memwall.serving.simulation.served import Requests, ServedRequest
 from memwall.serving.simulation.workload import AskedRequest, RequestLoad
@@ -36,8 +36,11 @@ class Disaggregated:
     prompt_policy: Policy | None = None
 
     def __post_init__(self) -> None:
-        if min(self.prompt_engines, self.decode_engines) < 1 or not self.link_bytes_per_s > 0:
-            raise UsageError("want 1 or more engines of each kind, and a link of more than 0 B/s between them")
+        counts = self.prompt_engines, self.decode_engines
+        if not 1 <= min(counts) <= max(counts) <= MOST_ENGINES or not self.link_bytes_per_s > 0:
+            raise UsageError(
+                f"want 1 to {MOST_ENGINES:,} engines of each kind, and a link of more than 0 B/s between them"
+            )
 
 
 def simulate_requests(
@@ -117,8 +120,8 @@ class _PoolServer:
         while True:
             scheduler = min(self._schedulers, key=lambda each: each.end_s)
             arrival_s = self._arrivals[0][0] if self._arrivals else math.inf
-            if replicas.check_s < min(arrival_s, scheduler.end_s) < math.inf:
-                replicas.scale()
+            if replicas.check_s < (next_s := min(arrival_s, scheduler.end_s)) < math.inf:
+                replicas.scale(next_s)
             elif arrival_s <= scheduler.end_s and self._arrivals:
                 now_s, _, pool, request = heapq.heappop(self._arrivals)
                 self.pools[pool].pick(request, now_s).submit(request, now_s)

@@ -84,11 +84,13 @@ def steady_state(steps: Steps, workload: RequestLoad, policy: Policy = DEFAULT) 
     """The means of a workload that goes on for ever; a trace is taken as Poisson arrivals at its mean rate.
 
     Raises:
-        UsageError: weights or a request do not fit, requests generate less than two tokens, come in bursts, or find
-            what others have left in the cache.
+        UsageError: weights or a request do not fit, requests generate less than two tokens, come in bursts or some
+            time after an answer, or find what others have left in the cache.
     """
     if workload.burst != 1:
         raise UsageError("arrivals that are not Poisson have no closed form: leave out the burst, or --closed-form")
+    if workload.think_s:
+        raise UsageError("the time between turns has no closed form: leave out --think, or --closed-form")
     if workload.reuses:
         raise UsageError("what requests share has no closed form: say a prefix_hit, or leave out --closed-form")
     engine = Engine(steps, policy)

@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from memwall.core.errors import UsageError, suggest
-from memwall.core.files import read_csv, read_json_lines
+from memwall.core.files import read_csv, read_json_lines, whole
 from memwall.core.structure import shown
 from memwall.core.units import counted
-from memwall.serving.simulation.workload import AskedRequest, Content
+from memwall.serving.simulation.workload import LONGEST_S, AskedRequest, Content
 
 
 class TraceFormat(NamedTuple):
@@ -77,6 +77,8 @@ def read_trace(path: str | os.PathLike[str], times_as_fast: float = 1.0) -> Requ
         raise UsageError(f"{path} has no request that was answered")
     found.sort(key=lambda asked: asked.arrival_s or 0.0)
     begin_s = found[0].arrival_s or 0.0
+    if (span_s := ((found[-1].arrival_s or 0.0) - begin_s) / times_as_fast) > LONGEST_S:
+        raise UsageError(f"{path} takes {span_s:g} s; {LONGEST_S:g} s is the most that is simulated")
     requests = tuple(each._replace(arrival_s=((each.arrival_s or 0.0) - begin_s) / times_as_fast) for each in found)
     note = f"{counted(failed, 'request')} of the trace had no answer and is left out" if failed else ""
     return RequestTrace(requests, note)
@@ -115,10 +117,10 @@ def _asked(record: Mapping[str, Any], known: TraceFormat, where: str) -> AskedRe
 
 def _tokens(cell: Any, name: str, where: str) -> int:
     """A cell as a whole number of tokens."""
-    if isinstance(cell, int) and not isinstance(cell, bool) and cell >= 0:
+    if isinstance(cell, int) and not isinstance(cell, bool) and 0 <= cell < 10**18:
         return cell
-    if isinstance(cell, str) and cell.strip().isdecimal():
-        return int(cell)
+    if isinstance(cell, str) and (found := whole(cell)) is not None:
+        return found
     raise UsageError(f"{where}: {name} is {shown(cell)}, not a whole number")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
@@ -16,6 +15,11 @@ from memwall.serving.simulation.lengths import Lengths
 
 #: requests by default: so many for each client of a closed loop, but no fewer than the second number
 _PER_CLIENT, _FEWEST = 10, 200
+
+#: seconds from an event to the next at most, some 30 years
+LONGEST_S = 1e9
+#: the least burst that is not even, and the largest; the most turns of a session, and requests
+_BURSTS, _MOST_TURNS, _MOST_REQUESTS = (1e-3, 1e3), 1000, 10_000_000
 
 #: lengths where none are said
 PROMPT, ANSWER = Lengths(1024), Lengths(256)
@@ -85,23 +89,26 @@ class RequestLoad:
             raise UsageError("requests arrive in one way: give concurrency, rate_per_s or a trace")
         if self.concurrency is not None and self.concurrency < 1:
             raise UsageError(f"{self.concurrency} clients ask nothing; want a concurrency of 1 or more")
-        if self.rate_per_s is not None and not 0 < self.rate_per_s < float("inf"):
-            raise UsageError(f"{self.rate_per_s:g} requests per second; want a rate above 0, such as 1")
+        if self.rate_per_s is not None and not 1 / LONGEST_S <= self.rate_per_s <= LONGEST_S:
+            limits = f"{1 / LONGEST_S:g} to {LONGEST_S:g}"
+            raise UsageError(f"{self.rate_per_s:g} requests per second; want a rate of {limits}, such as 1")
         if not 0 <= (self.prefix_hit or 0) <= 1:
             raise UsageError(f"a share of {self.prefix_hit:g} of the prompt in the cache; want 0 to 1")
         self._check_sessions()
-        if self.count < 1:
-            raise UsageError(f"{self.requests} requests are no workload; want 1 or more")
+        if not 1 <= self.count <= _MOST_REQUESTS:
+            raise UsageError(f"{self.count:,} requests are no workload; want 1 to {_MOST_REQUESTS:,}")
         if not 0 <= self.warmup < self.count:
             raise UsageError(f"a warm-up of {self.warmup} of {self.count} requests; {self.count - 1} is the most")
 
     def _check_sessions(self) -> None:
-        if not 0 <= self.burst < math.inf:
-            raise UsageError(f"a burst of {self.burst:g}; want a coefficient of variation of 0 or more, 1 for Poisson")
-        if not 0 <= self.think_s < math.inf:
-            raise UsageError(f"{self.think_s:g} s between an answer and the next turn; want 0 or more")
-        if min(self.turns, self.system_prompt + 1) < 1:
-            raise UsageError("a session has 1 turn or more, and a system prompt of 0 tokens or more")
+        least, most = _BURSTS
+        if self.burst != 0 and not least <= self.burst <= most:
+            wanted = f"want a coefficient of variation of {least:g} to {most:g}, 1 for Poisson, or 0"
+            raise UsageError(f"a burst of {self.burst:g}; {wanted}")
+        if not 0 <= self.think_s <= LONGEST_S:
+            raise UsageError(f"{self.think_s:g} s between an answer and the next turn; want 0 to {LONGEST_S:g}")
+        if not 1 <= self.turns <= _MOST_TURNS or self.system_prompt < 0:
+            raise UsageError(f"a session has 1 to {_MOST_TURNS:,} turns, and a system prompt of 0 tokens or more")
         if self.prefix_hit and (self.turns > 1 or self.system_prompt or any(asked.content for asked in self.trace)):
             raise UsageError(
                 f"a share of {self.prefix_hit:g} of each prompt in the cache, and requests that say themselves what"

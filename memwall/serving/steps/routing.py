@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from memwall.core.errors import UsageError, suggest
-from memwall.core.files import read_csv
+from memwall.core.files import read_csv, whole
 from memwall.core.units import counted
 from memwall.ops.routing import BY_CHANCE, TYPICAL, ExpertRouting, shares_of
 from memwall.serving.steps.kernels import Experts, StepKernel
@@ -71,10 +71,10 @@ def _layers(path: str) -> list[list[float]]:
 
 
 def _whole(record: Mapping[str, str], name: str, where: str) -> int:
-    text = record.get(name, "0").strip()
-    if not text.isdecimal():
-        raise UsageError(f"{where}: {name} is {text[:40]!r}, not a whole number from 0")
-    return int(text)
+    text = record.get(name, "0")
+    if (found := whole(text)) is None:
+        raise UsageError(f"{where}: {name} is {text.strip()[:40]!r}, not a whole number from 0")
+    return found
 
 
 def _count(record: Mapping[str, str], where: str) -> float:

@@ -142,10 +142,19 @@ def test_an_overloaded_engine_is_helped():
     assert alone.engines_on is None and 2 < helped.engines_on < 4
 
 
+def test_looks_at_engines_that_wait_for_years_are_one():
+    """Two requests 30 years apart, between which a look each 15 seconds finds the one engine idle."""
+    load = RequestLoad(trace=(AskedRequest(0, 10, 1), AskedRequest(9e8, 10, 1)))
+    scale = Autoscale(least=1, most=2, requests=1)
+    found = simulate_requests(STEPS, load, PLAIN, Fleet(autoscale=scale))
+    assert found.engines_on == 1 and found.served[1].ttft_s == found.served[0].ttft_s
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Fleet(replicas=0), "0 replicas serve nothing"),
+        (lambda: Fleet(replicas=1_000_000), "1,000,000 replicas are not simulated"),
+        (lambda: Fleet(replicas=0), "0 replicas are not simulated; want 1 to 10,000"),
         (lambda: Fleet(route="prefixes"), "no route 'prefixes'; did you mean prefix?"),
         (lambda: Autoscale(least=3, most=2, requests=1), "from 3 to 2 engines"),
         (lambda: Autoscale(least=1, most=2, requests=0), "of 0 requests each"),

@@ -76,6 +76,7 @@ def test_pairs_stay_together(tmp_path):
         ("prompt_token,generated_tokens\n1,2\n", "no column prompt_tokens; did you mean prompt_token?"),
         ("tokens,prompts,answers\n5,0,3\n", "the column prompts counts nothing"),
         ("tokens,prompts\n5,1\n", "no column answers"),
+        (f"prompt_tokens,generated_tokens\n{'9' * 5000},3\n", "not a whole number of 1 or more"),
         ("tokens,prompts,answers\n5,nan,1\n", "prompts is 'nan', not a whole number of 0 or more"),
     ],
 )
@@ -84,6 +85,12 @@ def test_wrong_lengths_are_refused_in_one_line(tmp_path, text, message):
     with pytest.raises(UsageError) as raised:
         read_lengths(path)
     assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["lognormal:4", f"lognormal:{'9' * 400}", f"0.5-{'9' * 400}", "0"])
+def test_a_spread_without_bounds_is_refused(text):
+    with pytest.raises(UsageError, match="want"):
+        parse_lengths(10, 10, text)
 
 
 @pytest.mark.parametrize("text", ["a-b", "gauss:3", "lognormal:", "lognormal:0.5,", ""])

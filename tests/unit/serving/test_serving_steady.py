@@ -183,6 +183,7 @@ def test_what_has_no_steady_state_is_refused(workload, message):
     ("load", "message"),
     [
         ({"rate_per_s": 1.0, "burst": 2.0}, "not Poisson have no closed form"),
+        ({"concurrency": 2, "turns": 3, "think_s": 9.0, "prefix_hit": 0.0}, "time between turns has no closed form"),
         ({"concurrency": 2, "turns": 3}, "what requests share has no closed form"),
         ({"rate_per_s": 1.0, "system_prompt": 64}, "what requests share has no closed form"),
     ],
