@@ -151,7 +151,8 @@ def _emulation(profile: Profile, schedule: Schedule, pipe: Pipe) -> str:
     runs_on = gpu.ceiling_pipe(pipe)
     refused = next((why for dtype, is_refused, why in _REFUSED if dtype == pipe.dtype and is_refused(gpu)), "")
     how = f"{refused} and are modeled" if refused else "run"
-    text = f"{gpu.name} has no {pipe.dtype} tensor cores: matmuls {how} on {runs_on} at {flop_rate(gpu.peak(runs_on))}"
+    rate = flop_rate(gpu.peak(runs_on), runs_on)
+    text = f"{gpu.name} has no {pipe.dtype} tensor cores: matmuls {how} on {runs_on} at {rate}"
     other, option = _OTHER_HALF.get(pipe.dtype, ("", ""))
     if Pipe("tensor", other) not in gpu.peak_flop_per_s:
         return f"{text}."

@@ -1,4 +1,4 @@
-"""What would make a step faster, each change simulated again, the largest first.
+"""What would make a step faster, each change simulated again, the largest first; what no compiler reaches comes last.
 
 A lever is an option of ``memwall profile``: with it the command takes the time that stands here, to the last digit.
 What a number of the GPU or of the host saves tells what the step is bound by (:func:`bound_by`).
@@ -31,6 +31,8 @@ from memwall.simulate.schedule import Schedule
 HOST = "host"
 #: the option that takes the CPU out of a step
 REPLAYED = "--cuda-graph"
+#: the option of perfect fusion, which no compiler reaches
+UNREACHED = "--policy ideal"
 #: of the time, the least that a lever saves to be worth naming
 NOTABLE = 0.01
 
@@ -78,9 +80,14 @@ class Lever:
         """Of the step as it is."""
         return self.saved_s / (self.time_s + self.saved_s) if self.saved_s else 0.0
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether it is a bound on what could be saved, which nothing that one can run reaches."""
+        return self.options == UNREACHED
+
 
 def levers(profile: Profile, schedule: Schedule) -> tuple[Lever, ...]:
-    """The levers of a schedule, the largest first; none of a saved schedule whose plan only a compiler can make
+    """The levers of a schedule as :func:`ranked`; none of a saved schedule whose plan only a compiler can make
     again."""
     if schedule.plan is None:
         if schedule.policy not in CHEAP:
@@ -90,10 +97,10 @@ def levers(profile: Profile, schedule: Schedule) -> tuple[Lever, ...]:
 
 
 def ranked(made: Iterable[MadeLever], now_s: float) -> tuple[Lever, ...]:
-    """The levers of what takes ``now_s``, the largest first."""
+    """The levers of what takes ``now_s``, the largest first, and bounds after all that can be done."""
     found = [Lever(name, options, wall, time_s, now_s - time_s) for name, options, wall, time_s in made]
     # what a full queue hides is equal but for the last bits of its sums
-    return tuple(sorted(found, key=lambda lever: -round(lever.saved_s / (now_s or 1.0), 9)))
+    return tuple(sorted(found, key=lambda lever: (lever.is_bound, -round(lever.saved_s / (now_s or 1.0), 9))))
 
 
 def bound_by(found: Sequence[Lever], shares: Mapping[str, float], time_s: float) -> Lever | None:

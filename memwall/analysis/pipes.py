@@ -56,7 +56,7 @@ def mfu_base(profile: Profile, schedule: Schedule) -> str:
 
 def peaks_text(peaks: Mapping[Any, float]) -> str:
     """``989.40 TFLOP/s tensor.bfloat16 and 66.90 TFLOP/s vector.float32``."""
-    return " and ".join(f"{flop_rate(rate)} {pipe}" for pipe, rate in peaks.items())
+    return " and ".join(f"{flop_rate(rate, pipe)} {pipe}" for pipe, rate in peaks.items())
 
 
 def mfu_note(bases: Iterable[tuple[str, str]]) -> str:

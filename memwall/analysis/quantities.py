@@ -77,6 +77,11 @@ class Quantity:
     #: of a program of many GPUs, whether it is that of the rank with the most
     every_rank: bool = False
 
+    @property
+    def spoken(self) -> str:
+        """What a sentence calls it: ``TTFT p99``, ``tokens for each user``."""
+        return self.heading if self.unit == "s" and self.heading[:2].isupper() else self.title
+
     def of(self, row: Any) -> Any:
         """The figure of a kernel, or of a row of kernels."""
         return getattr(row, self.attribute)

@@ -102,7 +102,7 @@ def _verdict(answer: KernelBound) -> str:
     wall = next((wall for wall in answer.walls if wall.name == answer.bound_by), None)
     if wall is None:
         return "No kernel is needed: the target computes nothing and moves no byte."
-    rate = flop_rate(wall.per_s) if wall.unit == "FLOP" else bandwidth(wall.per_s)
+    rate = flop_rate(wall.per_s, wall.name.rpartition(" ")[2]) if wall.unit == "FLOP" else bandwidth(wall.per_s)
     told = f"No kernel is faster than {duration(answer.bound_s)}: {wall.name} at {rate}"
     measured = answer.measured
     if measured is None:

@@ -49,9 +49,9 @@ def command(record: str | None, history: str | None, quantities: tuple[str, ...]
     With --history, print how figures went from commit to commit instead; with -o, write it as HTML, Markdown, CSV, PNG,
     SVG or PDF.
     """
-    given = options.shape_options(**shape)
+    given, flags = options.shape_options(**shape), options.on_command_line()
     if history is not None:
-        unused = {"PROFILE": record, "--json": out.as_json, **{f"--{name}": given[name] for name in given}}
+        unused = {"PROFILE": record, "--json": out.as_json, **{flags[name]: given[name] for name in given}}
         if named := [name for name, value in unused.items() if value]:
             raise UsageError(f"{named[0]} has no use for a history; leave it out (a history is JSON lines itself)")
         page = part("gate.HistoryReport")
@@ -65,6 +65,6 @@ def command(record: str | None, history: str | None, quantities: tuple[str, ...]
     part("traces.refuse_trace")(record)
     report, taken = page_at(record)
     if others := given.keys() - taken:
-        raise UsageError(f"--{min(others)} has no use for {report.noun}; leave it out")
+        raise UsageError(f"{min(flags[name] for name in others)} has no use for {report.noun}; leave it out")
     out.plan(report)
     out.show(report.load(record, **given))

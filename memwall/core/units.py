@@ -21,9 +21,15 @@ def flops(count: float) -> str:
     return si(count, "FLOP")
 
 
-def flop_rate(per_s: float) -> str:
-    """A rate in FLOP/s."""
-    return si(per_s, "FLOP/s")
+def flop_rate(per_s: float, pipe: object = "") -> str:
+    """A rate in FLOP/s; in OP/s of a pipe or dtype of integers (``tensor.int8``), as datasheets write it."""
+    return si(per_s, rate_unit(pipe))
+
+
+def rate_unit(pipe: object) -> str:
+    """``FLOP/s`` of a pipe or dtype, or ``OP/s`` of one of integers."""
+    dtype = str(pipe).rpartition(".")[2]
+    return "OP/s" if dtype.removeprefix("u").startswith("int") else "FLOP/s"
 
 
 def size(count_bytes: float) -> str:

@@ -396,7 +396,7 @@ def _tiles(gpu: Gpu, facts: Facts) -> str:
 
 
 def _plateau(gpu: Gpu, facts: Facts) -> str:
-    return f"the plateau is {percent(facts['plateau'], 0)} of {flop_rate(gpu.peak(facts['pipe']))}"
+    return f"the plateau is {percent(facts['plateau'], 0)} of {flop_rate(gpu.peak(facts['pipe']), facts['pipe'])}"
 
 
 def _why_direct(launch: Convolution, gpu: Gpu) -> str:

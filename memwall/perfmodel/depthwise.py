@@ -48,7 +48,7 @@ def predict(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resident
     facts: dict[str, Any] = {"way": "depthwise", "window": window}
     chip, arithmetic_s, waits_s = chip_of(gpu), 2 * taps / gpu.peak(launch.pipe), 0.0
     if _by_library(launch) or launch.role == "weight":  # or a sum over the positions
-        facts["rate"] = f"it reaches {percent(known.depthwise, 0)} of {flop_rate(gpu.peak(launch.pipe))}"
+        facts["rate"] = f"it reaches {percent(known.depthwise, 0)} of {flop_rate(gpu.peak(launch.pipe), launch.pipe)}"
         if launch.channels_last and launch.itemsize == 4 and chip.shared_bytes > LARGE_SHARED:
             rounds = math.ceil(launch.images * math.prod(launch.places_out) / (gpu.sm_count * chip.blocks))
             waits_s = rounds * window * _PLACE_TAP_CLK / gpu.boost_clock_hz

@@ -95,8 +95,8 @@ def explain(launch: ExpertsLaunch, gpu: Gpu, known: ExpertsConstants, terms: Ter
         f"{launch.rows} rows of {launch.tokens} tokens for {launch.active} experts in blocks of {first.rows} and "
         f"{second.rows} rows, {percent(filled, 0)} of the former are needed: {first.tiles} and {second.tiles} tiles on "
         f"{gpu.sm_count} SMs take {duration(terms.compute_s)} at {percent(known.plateau, 0)} of "
-        f"{flop_rate(gpu.peak(launch.pipe))}, their operands {duration(first.load_s + second.load_s)}, the "
-        f"{size(weights)} of the experts' weights {duration(first.stream_s + second.stream_s)} at "
+        f"{flop_rate(gpu.peak(launch.pipe), launch.pipe)}, their operands {duration(first.load_s + second.load_s)}, "
+        f"the {size(weights)} of the experts' weights {duration(first.stream_s + second.stream_s)} at "
         f"{percent(known.dram, 0)} of {bandwidth(gpu.dram_bytes_per_s)}; moving rows takes "
         f"{duration(terms.facts['around_s'])}, the start {duration(known.start_s)}."
     )

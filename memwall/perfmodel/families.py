@@ -48,7 +48,7 @@ def _predict_plain(launch: Plain, gpu: Gpu, known: PlainConstants, resident_byte
 
 def _explain_plain(launch: Plain, gpu: Gpu, known: PlainConstants, terms: Terms) -> str:
     rates = ", ".join(
-        f"{flops(n)} at {percent(gpu.achievable_fraction(p), 0)} of {flop_rate(gpu.peak(p))}"
+        f"{flops(n)} at {percent(gpu.achievable_fraction(p), 0)} of {flop_rate(gpu.peak(p), p)}"
         for p, n in launch.flops.items()
     )
     cached = f", {size(terms.facts['resident'])} of them from L2" if terms.facts["resident"] else ""

@@ -210,7 +210,7 @@ def _depth(launch: Gemm, split: int) -> int:
 def _wall(launch: Gemm, gpu: Gpu, known: GemmConstants, terms: Terms) -> str:
     """What limits the launch, and what arithmetic, memory and latency would take."""
     facts = terms.facts
-    peak = flop_rate(gpu.peak(launch.pipe))
+    peak = flop_rate(gpu.peak(launch.pipe), launch.pipe)
     ends = f"{duration(known.start_s)} to start"
     if facts["split_s"]:
         ends += f" and {duration(facts['split_s'])} to add the parts of k"

@@ -88,7 +88,7 @@ def explain(launch: LatentLaunch, gpu: Gpu, known: LatentConstants, terms: Terms
     """Why the launch takes its time, in one sentence."""
     facts = terms.facts
     form = "latents" if launch.absorbed else "keys and values"
-    rate = f"{percent(known.plateau, 0)} of {flop_rate(gpu.peak(launch.pipe))}"
+    rate = f"{percent(known.plateau, 0)} of {flop_rate(gpu.peak(launch.pipe), launch.pipe)}"
     work = (
         f"{launch.queries} queries x {launch.keys} {form} of {counted(launch.batch, 'sequence')} for {launch.heads} "
         f"heads in {counted(facts['blocks'], 'block')} on {gpu.sm_count} SMs: {duration(terms.compute_s)} of matmuls "

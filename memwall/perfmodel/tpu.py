@@ -224,7 +224,8 @@ def explain(launch: TensorCoreWork, gpu: Gpu, known: TpuConstants, terms: Terms)
         of_peak = sum(launch.flops.values()) / (2 * launch.rows * tpu.matrix_side**2)
         said.append(
             f"matrix units {duration(facts['matrix_s'])} at {percent(known.reached, 0)} of"
-            f" {flop_rate(gpu.peak(launch.pipe))}, {percent(min(of_peak, 1.0), 0)} of it on numbers that are no padding"
+            f" {flop_rate(gpu.peak(launch.pipe), launch.pipe)}, {percent(min(of_peak, 1.0), 0)} of it on numbers that"
+            " are no padding"
         )
     if launch.ops:
         said.append(f"the vector unit {duration(facts['vector_s'])} for {launch.ops:.3g} ops")

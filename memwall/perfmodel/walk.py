@@ -47,7 +47,8 @@ def explain(launch: Walk, gpu: Gpu, known: WalkConstants, terms: Terms) -> str:
     waves = f"{counted(facts['waves'], 'wave')} on {gpu.sm_count} SMs"
     said = [f"{walks} in {waves} take {duration(facts['walk_s'])}"]
     if launch.pipe is not None and launch.flops:
-        rate = f"{percent(known.plateau, 0)} of {flop_rate(gpu.peak(gpu.ceiling_pipe(launch.pipe)))}"
+        ceiling = gpu.ceiling_pipe(launch.pipe)
+        rate = f"{percent(known.plateau, 0)} of {flop_rate(gpu.peak(ceiling), ceiling)}"
         said.append(f"their matmuls {duration(facts['compute_s'])} at {rate}")
     cached = f", {percent(facts['warm'], 0)} of them in L2," if facts["warm"] else ""
     said.append(

@@ -7,6 +7,7 @@ which ``report.js`` renders with ``textContent`` alone.
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
@@ -114,14 +115,23 @@ def blocks_html(blocks: Iterable[Block]) -> str:
     return "".join(f"{_BLOCKS[type(block)](block)}\n" for block in blocks)
 
 
+#: an option of a command line
+_OPTION = re.compile(r"(?<![^\s(])--?[A-Za-z][\w-]*")
+
+
+def _prose(text: str) -> str:
+    """A text with its options as code, which no line breaks."""
+    return _OPTION.sub(r"<code>\g<0></code>", escape(text))
+
+
 def _facts(facts: Facts) -> str:
-    rows = (f"<div><dt>{escape(label)}</dt><dd>{escape(text)}</dd></div>" for label, text in facts.items)
+    rows = (f"<div><dt>{escape(label)}</dt><dd>{_prose(text)}</dd></div>" for label, text in facts.items)
     return f"<dl>{''.join(rows)}</dl>"
 
 
 def _sentence(sentence: Sentence) -> str:
     look = ' class="verdict"' if sentence.strong else ""
-    return f"<p{look}>{escape(sentence.text)}</p>"
+    return f"<p{look}>{_prose(sentence.text)}</p>"
 
 
 def _table(table: Table) -> str:
@@ -133,7 +143,7 @@ def _table(table: Table) -> str:
     cells = ("".join(map(_cell, sides, row)) for row in table.rows)
     rows = "".join(f"<tr>{row}</tr>\n" for row in cells)
     title = f"<h3>{escape(table.title)}</h3>" if table.title else ""
-    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
+    note = f'<p class="note">{_prose(table.note)}</p>' if table.note else ""
     head = f"<thead><tr>{''.join(heads)}</tr></thead>"
     return f'{title}<div class="scroll"><table>\n{head}\n<tbody>\n{rows}</tbody></table></div>\n{note}'
 
@@ -143,9 +153,9 @@ class HtmlCell(str):
 
 
 def _cell(side: str, text: str) -> str:
-    """A cell; on paper a text with a word of more than 14 letters may break anywhere."""
-    long = " long" * any(len(word) > 14 for word in text.split())
-    return f'<td class="{side}{long}">{text if isinstance(text, HtmlCell) else escape(text)}</td>'
+    """A cell; on paper a text of more than 14 letters may take several lines, and a word of more than 20 may break."""
+    look = f"{side}{' wraps' * (len(text) > 14)}{' long' * any(len(word) > 20 for word in text.split())}"
+    return f'<td class="{look}">{text if isinstance(text, HtmlCell) else _prose(text)}</td>'
 
 
 #: pixels across of a picture on a wide page and on a phone

@@ -28,7 +28,8 @@ from memwall.report.figures.roofline import roofline_charts
 from memwall.report.html import blocks_html, escape, resource, section_html
 from memwall.report.kinds import Report, report_of
 from memwall.report.pages.profile import KERNEL_COLUMNS, profile_rows
-from memwall.report.pages.profile_text import full_title, header_facts, kernel_table, totals_table
+from memwall.report.pages.profile_tables import kernel_table, totals_table
+from memwall.report.pages.profile_text import full_title, header_facts
 from memwall.report.pages.validation import measured_sections
 from memwall.simulate.schedule import Schedule
 

@@ -302,8 +302,8 @@ def _unreachable(candidates: Sequence[ServerCandidate], limits: Sequence[Limit])
 
 
 def objective_text(limit: Limit) -> str:
-    """``ttft_p99_s < 500.00 ms``."""
-    return f"{limit.quantity.name} {'<' if limit.quantity.lower else '>'} {_value(limit, limit.amount)}"
+    """``TTFT p99 < 500.00 ms``."""
+    return f"{limit.quantity.spoken} {'<' if limit.quantity.lower else '>'} {_value(limit, limit.amount)}"
 
 
 def _value(limit: Limit, value: float | None) -> str:

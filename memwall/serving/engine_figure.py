@@ -113,7 +113,7 @@ def _phases(engine: SavedEngine) -> Roofline:
     rates = sorted(((rate, pipe) for pipe, rate in engine.peaks.items()), reverse=True, key=lambda row: row[0])
     return Roofline(
         f"{engine.name}: roofline of decodes and prompts",
-        [Roof(str(pipe), f"{pipe}  {flop_rate(rate)}", rate, pipe in used) for rate, pipe in rates],
+        [Roof(str(pipe), f"{pipe}  {flop_rate(rate, pipe)}", rate, pipe in used) for rate, pipe in rates],
         [Roof("DRAM", f"DRAM  {bandwidth(engine.dram_bytes_per_s)}", engine.dram_bytes_per_s, True)],
         sorted(spots, key=lambda spot: -spot.share),
         "modeled FLOP/s",

@@ -75,6 +75,8 @@ class Found(ShownResult):
     pruned: Mapping[str, int]
     objectives: tuple[Limit, ...]
     target: str = ""
+    #: of the model
+    name: str = ""
 
 
 class EngineCandidate(NamedTuple):
@@ -122,7 +124,8 @@ def search(
     check_priced(prices, hardware)
     check_billed(prices, vars(said))
     run = _EngineSearch(target, hardware, limits, prices, said, Traces(trace_folder() if cache else None), progress)
-    with_routing(run.model(said.weights[0]), said)
+    model = run.model(said.weights[0])
+    with_routing(model, said)
     numbers = _numbers(gpus, said)
     candidates = [
         EngineCandidate(options, engines)
@@ -144,6 +147,7 @@ def search(
         pruned=done.pruned,
         objectives=limits,
         target=target,
+        name=model.name,
     )
 
 

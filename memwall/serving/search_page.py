@@ -39,7 +39,7 @@ def engines_page(found: Found, top: int = 10) -> SearchReport:
     times = " and ".join(f"{said} {duration(read(name))}" for name, said in (("ttft_s", "TTFT"), ("tpot_s", "TPOT")))
     held = f"{read('largest_batch'):,.0f}"
     return SearchReport(
-        title=f"{found.target}: search",
+        title=f"{found.name}: search",
         best=f"The cheapest{f' that keeps {wanted}' if wanted else ''}: {_text(found.best)}.",
         figures=f"{held} sequences fit in an engine; {times}; limited by {read('limited_by')}.",
         counted=f"{counted(found.count, 'candidate')}, {simulated:,} of which were simulated{said}.",

@@ -277,11 +277,11 @@ MAX_LEVERS = 3
 
 
 def _lever_table(entries: Sequence[Entry]) -> list[Block]:
-    """What binds each entry, and its largest levers; or that they are left out."""
+    """The largest levers of each entry; or that they are left out."""
     if len(entries) > MOST_LEVERED:
         return [
             Sentence(
-                f"What binds an entry and what would make it faster is told of up to {MOST_LEVERED}, and not of these"
+                f"What would make an entry faster is told of up to {MOST_LEVERED}, and not of these"
                 f" {len(entries):,}: memwall compare of fewer has it, and memwall profile of one."
             )
         ]
@@ -289,10 +289,9 @@ def _lever_table(entries: Sequence[Entry]) -> list[Block]:
     rows = [lever for _, lever, _ in found]
     columns = [
         col.names("of", [entry.label if is_first else "" for entry, _, is_first in found]),
-        col.text("bound by", [entry.bound_by or col.NOTHING if is_first else "" for entry, _, is_first in found]),
         *col.of(rows, "would help: name name, saved: saved_s s, of the step: share %, option: options prose"),
     ]
-    note = "saved: by memwall profile with the option; bound by: the number of the GPU or its host that would save most"
+    note = "saved: by memwall profile with the option"
     return [col.table("What would make it faster", columns, note)] if rows else []
 
 

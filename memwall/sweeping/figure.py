@@ -1,5 +1,6 @@
 """The pictures of a sweep: a quantity along one option, with the end of the memory and the walls; heat maps of two
-options; the Pareto front. Colours of lines are GPUs or targets, colours of dots are walls."""
+options; the Pareto front. Colours of lines are GPUs or targets, and so are the colours of a front's dots; along an
+option the dots have the colours of walls."""
 
 from __future__ import annotations
 
@@ -23,6 +24,10 @@ _ALIKE = {"link": 0, "compute": 2, "bandwidth": 3}
 _HIGH, _ROW = 300.0, 26.0
 #: dots of points that are not on the front at most, and labels of points that are
 _DUST, _LABELS = 4000, 12
+#: points up to which each is a dot that can be seen alone
+_FEW = 200
+#: options of which a front shows each value in a colour, the first that varies
+_COLORED = ("gpu", "target")
 
 
 def growth_chart(grown: Growth) -> Chart:
@@ -144,11 +149,11 @@ def heat_chart(pair: OptionPair, quantity: str) -> Chart:
     def draw(scene: Scene) -> float:
         row = QUANTITIES[quantity]
         top = scene.title(f"The best {row.title} by {pair.down} and {pair.across}") + 34
-        labels = min(max(text_width(str(each)) for each in pair.rows) + 10, scene.width / 3)
+        labels = min(max(text_width(str(each)) for each in (pair.down, *pair.rows)) + 10, scene.width / 3)
         wide = (scene.width - labels) / len(pair.columns)
         known = [value for cells in pair.cells for value in cells if value is not None]
         low, high = min(known), max(known)
-        scene.text(0, top - 6, pair.down, color="dim")
+        scene.text(0, top - 6, fit(pair.down, labels - 6) or pair.down[:3], color="dim")
         scene.text(labels, top - 20, pair.across, color="dim")
         for i, column in enumerate(pair.columns):
             scene.text(labels + (i + 0.5) * wide, top - 6, fit(str(column), wide - 2) or "", anchor="middle")
@@ -201,9 +206,11 @@ def _cell_texts(value: float | None) -> tuple[str, str]:
 
 
 def front_chart(left: DataFrame, front: DataFrame, axes: Sequence[str], name_of: Callable[[Any], str]) -> Chart:
-    """All points as dust, points that no other beats as a line; of three quantities as dots, which are the larger the
-    better the third is."""
+    """All points as dust, and points that no other beats as a line; of three quantities as dots, which are the larger
+    the better the third is. GPUs, or targets, have colours of their own."""
     x_row, y_row = (QUANTITIES[name] for name in axes[:2])
+    colored = next((name for name in _COLORED if name in left and 1 < left[name].nunique() <= len(SERIES_COLORS)), "")
+    colors = {value: series_color(i) for i, value in enumerate(dict.fromkeys(left[colored]) if colored else ())}
 
     def draw(scene: Scene) -> float:
         top = scene.title(f"{y_row.title} against {x_row.title}")
@@ -214,11 +221,14 @@ def front_chart(left: DataFrame, front: DataFrame, axes: Sequence[str], name_of:
         draw_x(scene, frame, x, engineering, f"{x_row.title}, {x_row.unit}")
         draw_y(scene, frame, y, engineering, f"{y_row.title}, {y_row.unit}")
         draw_frame(scene, frame)
-        scene.dust([(x(a), y(b)) for a, b in zip(shown[x_row.name], shown[y_row.name], strict=True)], series_color(5))
+        for value, color in colors.items() or [(None, series_color(5))]:
+            own = shown[shown[colored] == value] if colored else shown
+            dots = [(x(a), y(b)) for a, b in zip(own[x_row.name], own[y_row.name], strict=True)]
+            scene.dust(dots, color, 2.6 if len(shown) <= _FEW else 1.3)
         rows = front.sort_values(x_row.name)
         places = [(x(a), y(b)) for a, b in zip(rows[x_row.name], rows[y_row.name], strict=True)]
         if len(axes) == 2 and len(places) > 1:
-            scene.line(*places, color=series_color(0), width=1.8)
+            scene.line(*places, color="dim" if colors else series_color(0), width=1.8)
         radii, said = [4.0] * len(places), ""
         if len(axes) == 3:
             third, values = QUANTITIES[axes[2]], rows[axes[2]].tolist()
@@ -227,24 +237,30 @@ def front_chart(left: DataFrame, front: DataFrame, axes: Sequence[str], name_of:
             radii = [2.5 + 6 * _goodness(scale(value), *ends, lower_is_better=third.lower) for value in values]
             worst, best = sorted((min(values), max(values)), reverse=third.lower)
             said = f"large dots: {third.title} of {best:.3g} {third.unit}; small ones: {worst:.3g}"
-        _label_front(scene, frame, places, [name_of(row) for row in rows.to_dict("records")], radii)
-        if not said:
-            return frame.lower + 38
-        scene.text(0, frame.lower + 54, fit(said, scene.width) or said, color="dim")
-        return frame.lower + 62
+        marks = [colors.get(value, series_color(0)) for value in (rows[colored] if colored else [None] * len(rows))]
+        names = [name_of(row) for row in rows.to_dict("records")]
+        _label_front(scene, frame, places, [*zip(names, radii, marks, strict=True)])
+        end = frame.lower + 38
+        if colors:
+            entries = [(str(value), color, "circle") for value, color in colors.items()]
+            end += 4 + scene.legend(end + 4, [*entries, ("front", "dim", "line")][: len(entries) + (len(axes) == 2)])
+        if said:
+            scene.text(0, end + 16, fit(said, scene.width) or said, color="dim")
+            end += 24
+        return end
 
     return draw
 
 
 def _label_front(
-    scene: Scene, frame: Box, places: Sequence[tuple[float, float]], names: Sequence[str], radii: Sequence[float]
+    scene: Scene, frame: Box, places: Sequence[tuple[float, float]], looks: Sequence[tuple[str, float, str]]
 ) -> None:
-    """A dot for each point of the front, and the names of some of them."""
+    """A dot for each point of the front, by its name, radius and colour, and the names of some."""
     steps = [LabelLine(*a, *b) for a, b in itertools.pairwise(places)]
     placer = Placer(frame, [Box(px - 4, py - 4, px + 4, py + 4) for px, py in places], steps)
     every = -(-len(places) // _LABELS)
-    for i, ((px, py), name, radius) in enumerate(zip(places, names, radii, strict=True)):
-        scene.dot(px, py, radius, series_color(0), title=name)
+    for i, ((px, py), (name, radius, color)) in enumerate(zip(places, looks, strict=True)):
+        scene.dot(px, py, radius, color, title=name)
         found = placer.place(px, py, radius, text_width(name, 10.0), 12.0) if i % every == 0 else None
         if found is not None:
             box, leader = found

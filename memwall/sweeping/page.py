@@ -57,7 +57,7 @@ class SweepReport(Report):
         answer: list[Block] = []
         if len(self.found.left):
             best = QUANTITIES[self.found.best]
-            heading = f"The best by {best.title} ({best.name})"
+            heading = f"The best by {best.title}"
             shown = self.found.left.head(self.top)
             answer += self._best()
             sections.insert(0, Section(heading, (self._table(shown, len(self.found.left) - len(shown)),)))
@@ -124,7 +124,7 @@ class SweepReport(Report):
             values = [_plain(value) for value in shown[name].tolist()]
             is_number = all(value is None or type(value) in (int, float) for value in values)
             words = None if is_number else sorted({str(value) for value in values})
-            axes.append({"name": name, "words": words})
+            axes.append({"name": _axis_name(name), "words": words})
             columns.append(values if words is None else [words.index(str(value)) for value in values])
         data = embed({"axes": axes, "points": list(zip(*columns, strict=True))})
         return (
@@ -240,6 +240,15 @@ def _labelled(name: str, value: Any) -> str:
 
 def _title(name: str) -> str:
     return QUANTITIES[name].title
+
+
+def _axis_name(name: str) -> str:
+    """``time (s)``, ``MFU``; an option's own name."""
+    if name not in QUANTITIES:
+        return name
+    quantity = QUANTITIES[name]
+    label, unit = quantity.heading or quantity.title, quantity.unit_text or quantity.unit
+    return label if unit in ("count", "fraction", "flag") else f"{label} ({unit})"
 
 
 def _option(name: str, values: Sequence[Any]) -> col.CellColumn:

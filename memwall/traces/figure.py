@@ -54,7 +54,7 @@ def trace_roofline(analysis: TraceAnalysis, points: Sequence[RowGroup]) -> Roofl
     rates = {gpu.peak(pipe): gpu.ceiling_pipe(pipe) for pipe in (_ROOF, *analysis.pipes())}
     used = {gpu.peak(pipe) for pipe in analysis.pipes()}
     roofs = [
-        Roof(str(rates[rate]), f"{rates[rate]}  {flop_rate(rate)}", rate, rate in used)
+        Roof(str(rates[rate]), f"{rates[rate]}  {flop_rate(rate, rates[rate])}", rate, rate in used)
         for rate in sorted(rates, reverse=True)
     ]
     dram = gpu.dram_bytes_per_s

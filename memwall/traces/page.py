@@ -173,7 +173,7 @@ def _facts(analysis: TraceAnalysis) -> list[tuple[str, str]]:
     ran_on = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
     # the peaks that the trace's FLOPs are compared with, the most used first; where none are known, of half floats
     pipes = analysis.pipes() or [gpu.ceiling_pipe(Pipe("tensor", "float16"))]
-    peaks = ", ".join(f"{flop_rate(gpu.peak(pipe))} {pipe}" for pipe in pipes)
+    peaks = ", ".join(f"{flop_rate(gpu.peak(pipe), pipe)} {pipe}" for pipe in pipes)
     shaped = f"{percent(analysis.shaped_share)} of GPU time, {percent(analysis.costed_of_shaped)} of that with figures"
     remedy = (
         "name the programs with --hlo" if trace.of_xla else "record with torch.profiler.profile(record_shapes=True)"

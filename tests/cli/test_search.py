@@ -84,5 +84,5 @@ def test_what_is_pruned_is_said(run, llama):
     assert result.code == 0, result.err
     assert "The cheapest: 1 engine of 1 h100-sxm." in result.out and "of which were simulated" in result.out
     none = run(*words, "--slo", "tpot<1us")
-    assert none.code == 2 and "no run keeps tpot_s < 1.00 us by its bound" in none.error
+    assert none.code == 2 and "no run keeps TPOT < 1.00 us by its bound" in none.error
     assert "say how requests come" in run(*words[:6]).error

@@ -102,6 +102,12 @@ def test_damaged_answers_get_one_line(run, answer, tmp_path, change, said):
     assert "--by has no use for what a server does" in run("report", str(tmp_path / "bad.json"), "--by", "op").error
 
 
+def test_an_option_of_other_records_is_refused_as_it_was_typed(run, answer, tmp_path):
+    (tmp_path / "served.json").write_text(answer, encoding="utf-8")
+    refused = run("report", str(tmp_path / "served.json"), "--figure", "walls", "-o", str(tmp_path / "walls.svg"))
+    assert refused.code == 2 and "--figure has no use for what a server does" in refused.error
+
+
 def test_requests_that_come_too_fast_have_no_time_to_first_token(run, model):
     """JSON has no number for endless."""
     result = run("serve", model, "--closed-form", "--rate", "1e5", "--json")
@@ -271,7 +277,7 @@ def test_an_objective_picks_the_cheapest(run, model):
         (("--weights", "fp9"), "no scheme of weights 'fp9'; did you mean fp8?"),
         (("--kv", "int3"), "no dtype of the cache 'int3'"),
         (("--engine", "tgi"), "no engine 'tgi'"),
-        (("--slo", "tpot<1us"), "no candidate keeps tpot_s < 1.00 us"),
+        (("--slo", "tpot<1us"), "no candidate keeps TPOT < 1.00 us"),
         (("--price", "b200=3"), "a price of b200, which is not among the GPUs"),
         (("--price", "h100"), "--price takes NAME=USD"),
         (("--tp", "x"), "--tp takes whole numbers above 0, not 'x'"),

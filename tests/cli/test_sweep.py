@@ -121,7 +121,7 @@ def test_where_best_and_top(run, llama, tmp_path):
              "tokens_per_s_per_user>1", "--best", "time_s", "--top", "2")  # fmt: skip
     result = run("sweep", *words, "-o", str(tmp_path / "s.csv"), "-o", str(tmp_path / "s.html"))
     assert result.code == 0, result.err
-    assert "The best by modeled time (time_s)" in result.out and "and 12 more rows" in result.out
+    assert "── The best by modeled time\n" in result.out and "and 12 more rows" in result.out
     rows = list(csv.DictReader((tmp_path / "s.csv").open(encoding="utf-8")))
     assert len(rows) == 14 and rows[0]["batch"] == "1" and float(rows[-1]["time_s"]) > float(rows[0]["time_s"])
     found = record(run, *words)

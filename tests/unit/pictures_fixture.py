@@ -25,6 +25,7 @@ from memwall.serving.steps.attention import Attention
 from memwall.serving.steps.kernels import Between, Collective, Product, Sampling
 from memwall.sweeping.compare import compare_gpus, compare_profile, compare_profiles
 from memwall.sweeping.comparison_figure import comparison_chart
+from memwall.sweeping.figure import OptionPair, front_chart, heat_chart
 from memwall.traces.analysing import analyse
 from memwall.traces.analysis import TraceAnalysis
 from memwall.traces.comparison import compare_traces
@@ -105,6 +106,17 @@ def _compared(*gpus: str) -> Chart:
 
 
 #: name -> what makes the picture
+def _front() -> Chart:
+    """Two GPUs at three batches, of which one GPU has the front."""
+    from pandas import DataFrame
+
+    rows = [("h100-sxm", 1, 6e-3, 170.0), ("h100-sxm", 4, 7e-3, 670.0), ("h100-sxm", 16, 14e-3, 1130.0),
+            ("a100-80gb-sxm", 1, 8e-3, 160.0), ("a100-80gb-sxm", 4, 10e-3, 390.0),
+            ("a100-80gb-sxm", 16, 34e-3, 465.0)]  # fmt: skip
+    points = DataFrame(rows, columns=["gpu", "batch", "time_s", "samples_per_s"])
+    return front_chart(points, points[:3], ("time_s", "samples_per_s"), lambda row: f"batch {row['batch']}")
+
+
 PICTURES: dict[str, Callable[[], Chart]] = {
     "roofline": lambda: profile_chart(make_profile(gpus=(OLD,)), "roofline"),
     "rooflines of two GPUs": lambda: profile_chart(make_profile(), "roofline"),
@@ -130,6 +142,11 @@ PICTURES: dict[str, Callable[[], Chart]] = {
     "loads of a server": lambda: serving_chart(saved(served())),
     "memory of a server": lambda: memory_chart(saved(served()).engines),
     "phases of a server": lambda: phases_charts(saved(served()).engines),
+    "front of a sweep": _front,
+    "heat map of options with long names": lambda: heat_chart(
+        OptionPair("parallel.recompute", "parallel.tp", ["none", "full"], [1, 2, 4, 8], [[1.0, 2.0, 3.0, 4.0]] * 2),
+        "time_s",
+    ),
 }
 
 

@@ -60,7 +60,7 @@ def compute_roofs(profile: Profile, schedule: Schedule) -> tuple[Roof, ...]:
         alike = [pipe for pipe in sorted(whole) if gpu.peak_flop_per_s[pipe] == rate]
         pipes = [pipe for pipe in alike if pipe in used] or alike[:1]
         name = " = ".join(map(str, pipes))
-        roofs.append(Roof(name, f"{name}  {flop_rate(rate)}", rate, pipes[0] in used))
+        roofs.append(Roof(name, f"{name}  {flop_rate(rate, pipes[0])}", rate, pipes[0] in used))
     return tuple(roofs)
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 import memwall.report.columns as col
 from memwall.analysis.machines import Machine, best_peak, machines_of
 from memwall.core.graph import Pipe
-from memwall.core.units import bandwidth, duration, flop_rate, percent, si, size
+from memwall.core.units import bandwidth, duration, flop_rate, percent, rate_unit, si, size
 from memwall.hardware.constants import CONSTANTS
 from memwall.hardware.gpu import DTYPES
 from memwall.hardware.lookup import Gpu, load_gpu
@@ -119,7 +119,7 @@ def _peaks_table(gpu: Gpu) -> Table:
     rows = [
         (
             pipe,
-            flop_rate(gpu.peak_flop_per_s[pipe]),
+            flop_rate(gpu.peak_flop_per_s[pipe], pipe),
             percent(gpu.achievable_fraction(pipe)),
             gpu.ridge_point(pipe),
             _source(gpu, f"peak_flop_per_s.{pipe}"),
@@ -204,10 +204,10 @@ def _datasheet(machines: Sequence[Machine]) -> Table:
     columns = col.of(rows, ": 0, release: 1?")
     for dtype in DTYPES:
         if any(peaks := [_peak(m, dtype) for m in machines]):
-            column = col.fixed(_SHORT.get(dtype, dtype), "TFLOP/s", peaks, 1e12, 1)
+            column = col.fixed(_SHORT.get(dtype, dtype), f"T{rate_unit(dtype)}", peaks, 1e12, 1)
             columns.append(column if dtype in _CORE else col.optional(column))
     columns += col.of(rows, "bandwidth: 2 B/s, memory: 3 GB0, ridge fp16@FLOP/B: 4 count, TDP@W: 5 count?")
-    return col.table("", columns, "dense peaks of the faster engine; int8 in TOP/s")
+    return col.table("", columns, "dense peaks of the faster engine")
 
 
 _SHORT = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}

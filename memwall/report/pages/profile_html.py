@@ -34,6 +34,7 @@ from memwall.report.html import embed, resource
 from memwall.report.pages import fusion
 from memwall.report.pages import profile_text as page
 from memwall.report.pages.fusion import fusion_tables, is_several, policy_blocks, what_if_section
+from memwall.report.pages.profile_tables import class_table, memory_table, peak_tensors, share_table, totals_table
 from memwall.report.pages.validation import measured_sections
 from memwall.simulate.schedule import Schedule
 
@@ -63,7 +64,7 @@ def profile_page(profile: Profile, what_ifs: Sequence[Outcome], ranks: Sequence[
     answer = page.answer_blocks(profile)
     if sims:
         answer.append(Picture(walls_chart(profile, sims), "share of the time under each wall"))
-    totals = [page.totals_table(profile)] if sims and not is_several(profile) else []
+    totals = [totals_table(profile)] if sims and not is_several(profile) else []
     sections: list[Section | Panel] = [Section("What was profiled", (page.header_facts(profile), *totals)), *ranks]
     sections += [Section(s.heading, s.blocks, "fusion") for s in measured_sections(profile, top=MAX_MEASURED)]
     saved = []
@@ -99,24 +100,21 @@ def _modules(profile: Profile, schedule: Schedule) -> Section:
 
 def _panel(profile: Profile, schedule: Schedule, roofline: Chart) -> Panel:
     phases = phase_rows(profile, schedule)
-    memory: list[Block] = [page.share_table("Phases", "phase", phases)] if len(phases) > 1 else []
-    memory.append(page.memory_table(profile, schedule)._replace(title=""))
-    title = page.gpu_title(profile, schedule)
-    several = len(profile.simulations) > 1
-    own = page.verdict_blocks(profile, schedule) if several else ()
-    walls = (Picture(walls_chart(profile, (schedule,)), f"{title}: share of the time under each wall"),)
+    memory: list[Block] = [share_table("Phases", "phase", phases)] if len(phases) > 1 else []
+    memory.append(memory_table(profile, schedule)._replace(title=""))
+    title = page.full_title(profile, schedule)
+    own = page.verdict_blocks(profile, schedule) if len(profile.simulations) > 1 else ()
     classes: tuple[Block, ...] = (
         *own,
-        *(walls if several else ()),
         Picture(shares_chart(profile, (schedule,)), f"{title}: shares by op class"),
-        page.class_table(profile, schedule),
+        class_table(profile, schedule),
     )
     memory += page.provenance_facts(profile, schedule)
     drawn = Picture(roofline, f"{title}: roofline", _ROOFLINE)
     over_time = memory_chart(profile, schedule, context(profile))
     if over_time:
         memory.append(Picture(over_time, f"{title}: memory over the step"))
-    memory += page.peak_tensors(profile, schedule)
+    memory += peak_tensors(profile, schedule)
     lanes = timeline_chart(profile, schedule, context(profile))
     sections = (
         Section(title, classes),

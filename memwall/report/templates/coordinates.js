@@ -112,6 +112,7 @@
     draw();
   };
   addEventListener("resize", draw);
+  matchMedia("print").addEventListener("change", draw);
   document.querySelector("#theme").addEventListener("click", () => setTimeout(draw));
   draw();
 })();

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memwall.core.units import duration, si, size
+from memwall.core.units import duration, flop_rate, si, size
 
 
 @pytest.mark.parametrize(("seconds", "text"), [
@@ -22,3 +22,10 @@ def test_a_size_that_rounds_to_a_thousand_takes_the_next_prefix(count, text):
 
 def test_fewer_digits_round_earlier():
     assert [si(count, "", 0) for count in (999_400, 999_600)] == ["999 k", "1 M"]
+
+
+@pytest.mark.parametrize(("pipe", "text"), [
+    ("tensor.int8", "1.98 POP/s"), ("uint4", "1.98 POP/s"), ("tensor.fp8", "1.98 PFLOP/s"), ("", "1.98 PFLOP/s"),
+])  # fmt: skip
+def test_integers_have_no_floating_point_operations(pipe, text):
+    assert flop_rate(1.979e15, pipe) == text

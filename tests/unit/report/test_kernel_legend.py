@@ -7,7 +7,7 @@ from torch import nn
 import memwall
 from memwall.report import render
 from memwall.report.figures.profile import schedule_roofline
-from memwall.report.pages.profile_text import class_table
+from memwall.report.pages.profile_tables import class_table
 
 
 def _legend(model, inputs, **options):

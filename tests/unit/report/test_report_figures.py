@@ -16,7 +16,7 @@ from memwall.report.figures.profile import compute_roofs, memory_roofs, roofline
 from memwall.report.figures.scene import drawn
 from memwall.report.figures.svg import to_svg
 from memwall.report.figures.timeline import LaneMark, _merged, timeline_chart
-from memwall.report.pages.profile_text import peak_tensors
+from memwall.report.pages.profile_tables import peak_tensors
 from memwall.sweeping.compare import compare_gpus, compare_profile
 from tests.unit.report_fixture import NEW, OLD, make_profile
 

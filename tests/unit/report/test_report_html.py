@@ -7,7 +7,8 @@ import subprocess
 import pytest
 
 from memwall.report import render
-from memwall.report.html import embed
+from memwall.report.document import Sentence
+from memwall.report.html import blocks_html, embed
 from memwall.report.pages.profile_html import MAX_ROWS
 from memwall.sweeping.compare import compare_gpus, compare_profile
 from tests.unit.html_pages import Page
@@ -27,8 +28,27 @@ def test_the_verdict_comes_first_and_the_modules_of_a_gpu_in_its_tab(page):
     above, *panels = page.split('<div class="panel"')
     assert len(panels) == 2
     assert "of modules by" not in above
+    for part in (above, panels[0]):
+        assert part.index('<p class="verdict">') < part.index("<table>")
     for panel in panels:
-        assert panel.index('<p class="verdict">') < panel.index("<table>") < panel.index("of modules by")
+        assert panel.index("<table>") < panel.index("of modules by")
+
+
+def test_each_gpu_has_its_levers_once(page):
+    """The faster GPU has them in the answer, and not in its tab again."""
+    above, slower, faster = page.split('<div class="panel"')
+    assert "<h3>What would make new faster</h3>" in above
+    assert "<h3>What would make it faster</h3>" in slower
+    assert "What would make" not in faster
+
+
+@pytest.mark.parametrize(("text", "marked"), [
+    ("2.1 ms (--what-if latency_s/=2)", "2.1 ms (<code>--what-if</code> latency_s/=2)"),
+    ("python3 -m vllm --tensor-parallel 2", "python3 <code>-m</code> vllm <code>--tensor-parallel</code> 2"),
+    ("h100-sxm is -3 % faster", "h100-sxm is -3 % faster"),
+])  # fmt: skip
+def test_no_line_breaks_within_an_option(text, marked):
+    assert blocks_html([Sentence(text)]) == f"<p>{marked}</p>\n"
 
 
 def test_nothing_is_fetched(page):

@@ -78,7 +78,7 @@ def test_the_cheapest_that_holds_and_what_stops_the_next_cheaper():
     slow = one_request("slow", decode_s=1.0, rates=CostRates(usd_per_gpu_hour=0.2), wall="bandwidth")
     found = best([fast, slow, middle], ["tpot<300ms"])
     assert found.candidate is middle and found.cheaper.candidate is slow
-    assert str(found.cheaper) == ("slow, misses tpot_s < 300.00 ms with 1.00 s: steps of decodes, limited by bandwidth")
+    assert str(found.cheaper) == ("slow, misses TPOT < 300.00 ms with 1.00 s: steps of decodes, limited by bandwidth")
     assert best([fast, slow, middle], []).cheaper is None
     assert best([fast, slow, middle], ["tpot<100.1ms"]).candidate is fast
 
@@ -99,7 +99,7 @@ def test_a_load_is_compared_with_no_other():
     assert (second.load, second.best.candidate, second.best.cheaper.candidate) == ("64 clients", many[1], many[0])
     first, second = choices([*one, *many], ["tpot<60ms"])
     assert first.best.candidate is one[1] and second.best is None
-    assert second.unmet == "no candidate keeps tpot_s < 60.00 ms: 200.00 ms is the best, of large"
+    assert second.unmet == "no candidate keeps TPOT < 60.00 ms: 200.00 ms is the best, of large"
 
 
 def test_walls():
@@ -130,7 +130,7 @@ def test_an_overloaded_server_keeps_no_bound_on_the_first_token():
 @pytest.mark.parametrize(
     ("objectives", "message"),
     [
-        (["ttft<500ms"], "no candidate keeps ttft_s < 500.00 ms: 800.00 ms is the best, of quick prompts"),
+        (["ttft<500ms"], "no candidate keeps TTFT < 500.00 ms: 800.00 ms is the best, of quick prompts"),
         (["ttft<900ms", "tpot<150ms"], "no candidate keeps all objectives; the nearest, "),
         (["tfft<500ms"], "no quantity of a server 'tfft'; did you mean ttft?"),
         (["ttft<5 mins"], "no unit 'mins'"),
