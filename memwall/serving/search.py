@@ -124,8 +124,7 @@ def search(
     check_priced(prices, hardware)
     check_billed(prices, vars(said))
     run = _EngineSearch(target, hardware, limits, prices, said, Traces(trace_folder() if cache else None), progress)
-    model = run.model(said.weights[0])
-    with_routing(model, said)
+    with_routing(model := run.model(said.weights[0]), said)
     numbers = _numbers(gpus, said)
     candidates = [
         EngineCandidate(options, engines)

@@ -209,8 +209,7 @@ def front_chart(left: DataFrame, front: DataFrame, axes: Sequence[str], name_of:
     """All points as dust, and points that no other beats as a line; of three quantities as dots, which are the larger
     the better the third is. GPUs, or targets, have colours of their own."""
     x_row, y_row = (QUANTITIES[name] for name in axes[:2])
-    colored = next((name for name in _COLORED if name in left and 1 < left[name].nunique() <= len(SERIES_COLORS)), "")
-    colors = {value: series_color(i) for i, value in enumerate(dict.fromkeys(left[colored]) if colored else ())}
+    color_of, entries = _colors(left)
 
     def draw(scene: Scene) -> float:
         top = scene.title(f"{y_row.title} against {x_row.title}")
@@ -221,14 +220,15 @@ def front_chart(left: DataFrame, front: DataFrame, axes: Sequence[str], name_of:
         draw_x(scene, frame, x, engineering, f"{x_row.title}, {x_row.unit}")
         draw_y(scene, frame, y, engineering, f"{y_row.title}, {y_row.unit}")
         draw_frame(scene, frame)
-        for value, color in colors.items() or [(None, series_color(5))]:
-            own = shown[shown[colored] == value] if colored else shown
-            dots = [(x(a), y(b)) for a, b in zip(own[x_row.name], own[y_row.name], strict=True)]
+        dust: dict[str, list[tuple[float, float]]] = {}
+        for row in shown.to_dict("records"):
+            dust.setdefault(color_of(row, series_color(5)), []).append((x(row[x_row.name]), y(row[y_row.name])))
+        for color, dots in dust.items():
             scene.dust(dots, color, 2.6 if len(shown) <= _FEW else 1.3)
         rows = front.sort_values(x_row.name)
         places = [(x(a), y(b)) for a, b in zip(rows[x_row.name], rows[y_row.name], strict=True)]
         if len(axes) == 2 and len(places) > 1:
-            scene.line(*places, color="dim" if colors else series_color(0), width=1.8)
+            scene.line(*places, color="dim" if entries else series_color(0), width=1.8)
         radii, said = [4.0] * len(places), ""
         if len(axes) == 3:
             third, values = QUANTITIES[axes[2]], rows[axes[2]].tolist()
@@ -237,13 +237,11 @@ def front_chart(left: DataFrame, front: DataFrame, axes: Sequence[str], name_of:
             radii = [2.5 + 6 * _goodness(scale(value), *ends, lower_is_better=third.lower) for value in values]
             worst, best = sorted((min(values), max(values)), reverse=third.lower)
             said = f"large dots: {third.title} of {best:.3g} {third.unit}; small ones: {worst:.3g}"
-        marks = [colors.get(value, series_color(0)) for value in (rows[colored] if colored else [None] * len(rows))]
-        names = [name_of(row) for row in rows.to_dict("records")]
-        _label_front(scene, frame, places, [*zip(names, radii, marks, strict=True)])
+        marks = [(name_of(row), color_of(row, series_color(0))) for row in rows.to_dict("records")]
+        _label_front(scene, frame, places, marks, radii)
         end = frame.lower + 38
-        if colors:
-            entries = [(str(value), color, "circle") for value, color in colors.items()]
-            end += 4 + scene.legend(end + 4, [*entries, ("front", "dim", "line")][: len(entries) + (len(axes) == 2)])
+        if entries:
+            end += 4 + scene.legend(end + 4, [*entries, *([("front", "dim", "line")] if len(axes) == 2 else [])])
         if said:
             scene.text(0, end + 16, fit(said, scene.width) or said, color="dim")
             end += 24
@@ -252,14 +250,27 @@ def front_chart(left: DataFrame, front: DataFrame, axes: Sequence[str], name_of:
     return draw
 
 
+def _colors(points: DataFrame) -> tuple[Callable[[Any, str], str], list[tuple[str, str, str]]]:
+    """The colour of a row, by its GPU or target where these vary, else one that is given; and the legend of them."""
+    name = next((name for name in _COLORED if name in points and 1 < points[name].nunique() <= len(SERIES_COLORS)), "")
+    colors = {value: series_color(i) for i, value in enumerate(dict.fromkeys(points[name]) if name else ())}
+    return lambda row, other: colors.get(row.get(name), other), [
+        (str(v), color, "circle") for v, color in colors.items()
+    ]
+
+
 def _label_front(
-    scene: Scene, frame: Box, places: Sequence[tuple[float, float]], looks: Sequence[tuple[str, float, str]]
+    scene: Scene,
+    frame: Box,
+    places: Sequence[tuple[float, float]],
+    marks: Sequence[tuple[str, str]],
+    radii: Sequence[float],
 ) -> None:
-    """A dot for each point of the front, by its name, radius and colour, and the names of some."""
+    """A dot for each point of the front, by its name, colour and radius, and the names of some."""
     steps = [LabelLine(*a, *b) for a, b in itertools.pairwise(places)]
     placer = Placer(frame, [Box(px - 4, py - 4, px + 4, py + 4) for px, py in places], steps)
     every = -(-len(places) // _LABELS)
-    for i, ((px, py), (name, radius, color)) in enumerate(zip(places, looks, strict=True)):
+    for i, ((px, py), (name, color), radius) in enumerate(zip(places, marks, radii, strict=True)):
         scene.dot(px, py, radius, color, title=name)
         found = placer.place(px, py, radius, text_width(name, 10.0), 12.0) if i % every == 0 else None
         if found is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import memwall.report.columns as col
 from memwall.analysis.levers import HOST, as_would
+from memwall.analysis.verdict import capital
 from memwall.core.units import counted, duration, listed, percent, size
 from memwall.report.document import Block, Document, Picture, Section, Sentence, Table, known_facts
 from memwall.report.kinds import Report
@@ -135,11 +136,11 @@ class TrainingReport(Report):
         if not self.found.changes:
             return [takes]
         first, binding = self.found.changes[0], self.found.bound_by
-        told = f"{first.name[0].upper()}{first.name[1:]} would save {self._saving(first)} ({first.options})."
+        told = f"{capital(first.name)} would save {self._saving(first)} ({first.options})."
         if binding is None:
             return [takes, Sentence(told, strong=True)]
         alike = as_would(binding.name, {change.name: change.step.time_s for change in self.found.changes})
-        binds = f"{binding.wall[0].upper()}{binding.wall[1:]} binds: {binding.name} would save {self._saving(binding)}"
+        binds = f"{capital(binding.wall)} binds: {binding.name} would save {self._saving(binding)}"
         if binding.wall == HOST:
             return [
                 takes,
@@ -149,7 +150,8 @@ class TrainingReport(Report):
                     strong=True,
                 ),
             ]
-        return [takes, Sentence(f"{told} {binds}{alike}.", strong=True)]
+        said = f"{binds}{alike} ({first.options})." if first is binding else f"{told} {binds}{alike}."
+        return [takes, Sentence(said, strong=True)]
 
     def _saving(self, change: TrainingChange) -> str:
         now_s = self.found.step.time_s

@@ -247,7 +247,7 @@ def test_the_loop_of_the_docs_answers_as_they_show(caller, place):
             assert {key: answer[key] for key in shown} == shown
         elif language == "json" and title != "mcp.json":
             answer = caller.call(title, **json.loads(text.replace("RECORD", answer.get("record", ""))))
-    assert [title for _, title, _ in found].count("answer") == 7
+    assert [title for _, title, _ in found].count("answer") == 8
 
 
 # -- a client that does not --------------------------------------------------------------------------------------------

@@ -65,7 +65,9 @@ def test_what_would_help_is_what_its_option_shows(profile):
     layout = "pp=2,dp=4,microbatches=8"
     found = json.loads(profile(*words, layout).out)
     saved = {change["options"]: change["saved_s"] for change in found["changes"]}
-    assert [*saved.values()] == sorted(saved.values(), reverse=True)
+    *done, (last, _) = saved.items()
+    assert last == "--policy ideal"  # a bound, which no compiler reaches
+    assert done == sorted(done, key=lambda change: -change[1])
     changes = [option for option in saved if option.startswith("--what-if")]
     again = json.loads(profile(*words, layout, *shlex.split(" ".join(changes))).out)
     shown = dict(zip(changes, (found["time_s"] - row["time_s"] for row in again["what_if"]), strict=True))
