@@ -220,17 +220,22 @@ def halves_tensor_cores(gpu: Gpu) -> bool:
 
 def target_of(gpu: Gpu) -> str:
     """The compile target of a GPU (``sm_90``, ``gfx942``), whether or not it is a row of :data:`CHIPS`."""
-    known = gpu.compute_capability or ""
+    return _target(gpu.compute_capability)
+
+
+def _target(capability: str | None) -> str:
+    known = capability or ""
     return known if known.startswith("gfx") else f"sm_{known.replace('.', '')}"
 
 
 def chip_of(gpu: Gpu) -> Chip:
     """The chip of a GPU: the row of its compute capability, else of the nearest lower one."""
-    return _chip(target_of(gpu))
+    return _chip(gpu.compute_capability)
 
 
 @lru_cache(maxsize=256)
-def _chip(target: str) -> Chip:
+def _chip(capability: str | None) -> Chip:
+    target = _target(capability)
     number = target.removeprefix("sm_")
     if target in CHIPS or not number.isdecimal():
         return CHIPS.get(target, _UNKNOWN)

@@ -52,7 +52,7 @@ def link_s(nbytes: float, gpu: Gpu) -> float:
 def sent_s(cost: Cost, gpu: Gpu) -> tuple[float, float]:
     """Seconds of what a cost sends, and the fewest that any algorithm takes: of its messages on the GPU's
     cluster; without one, of its bytes on the GPU's own link."""
-    messages = [launch for launch in cost.launches if isinstance(launch, Message)]
+    messages = [launch for launch in cost.launches if isinstance(launch, Message)] if gpu.cluster is not None else []
     if gpu.cluster is None or not messages:
         return link_s(cost.link_bytes, gpu), link_s(cost.link_bytes - cost.spared_link_bytes, gpu)
     found = [message_time(message, gpu.cluster) for message in messages]

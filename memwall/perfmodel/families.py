@@ -84,7 +84,11 @@ MODELS: Mapping[str, FamilyModel] = {
 
 def predict(launch: Launch, gpu: Gpu, resident_bytes: int = 0) -> Terms:
     """The terms of a launch; ``resident_bytes`` of its reads are in L2 already."""
-    launch = as_run(launch, gpu)
+    return terms_of(as_run(launch, gpu), gpu, resident_bytes)
+
+
+def terms_of(launch: Launch, gpu: Gpu, resident_bytes: int = 0) -> Terms:
+    """The terms of a launch as the GPU runs it."""
     known = constants(CONSTANTS[launch.FAMILY], gpu, launch.variant)
     return MODELS[launch.FAMILY].predict(launch, gpu, known, resident_bytes)
 

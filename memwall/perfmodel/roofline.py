@@ -34,7 +34,7 @@ from memwall.ops import Cost
 from memwall.ops.launches import Launch
 from memwall.perfmodel.base import kept_share
 from memwall.perfmodel.collectives import sent_s
-from memwall.perfmodel.families import Terms, as_run, constants, interval, predict
+from memwall.perfmodel.families import Terms, as_run, constants, interval, terms_of
 
 #: the walls, in the order in which reports list them
 WALLS = ("compute", "bandwidth", "latency", "overhead")
@@ -168,7 +168,7 @@ def launches_of(cost: Cost, gpu: Gpu, resident_bytes: int = 0) -> list[tuple[Lau
     remains of the traffic of the one before it."""
     launches, resident, gpu = [], resident_bytes, gpu.running()
     for launch in (as_run(launch, gpu) for launch in cost.launches):
-        launches.append((launch, predict(launch, gpu, resident)))
+        launches.append((launch, terms_of(launch, gpu, resident)))
         resident = int(launch.bytes * kept_share(gpu, launch.bytes))
     return launches
 

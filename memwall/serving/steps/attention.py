@@ -36,12 +36,12 @@ class Attention(StepKernel):
 
     def cost(self, step: EngineStep, layout: Layout) -> Cost:
         heads, kv_heads = share_of(self.heads, layout.tp), share_of(self.kv_heads, layout.tp)
-        found = NO_COST
+        found = []
         for batch, folded, queries, keys in _calls(step):
             if self.top_k and queries == 1:  # tokens that are verified attend to others each
                 batch, folded, keys = batch * folded, 1, min(keys, self.top_k)
             seen = self.source or (min(keys, self.window + folded * queries - 1) if self.window else keys)
-            found += served_calls.served_attention(
+            one = served_calls.served_attention(
                 batch,
                 folded * heads,
                 kv_heads,
@@ -54,7 +54,8 @@ class Attention(StepKernel):
                 value_size=self.value_size,
                 most=(self.top_k or self.window) if queries > 1 else 0,
             )
-        return found
+            found.append(one)
+        return sum(found[1:], found[0]) if found else NO_COST
 
     def kv_bytes(self, tokens: int, layout: Layout) -> int:
         held = self.source or (min(tokens, self.window) if self.window else tokens)
