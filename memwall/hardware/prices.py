@@ -55,7 +55,7 @@ class CostRates:
     they are paid; at ``spot``, a share of the price, they are paid while loaded.
 
     Raises:
-        UsageError: a number out of its range.
+        UsageError: a number out of its range, or one that changes no bill.
     """
 
     usd_per_gpu_hour: float | None = None
@@ -70,6 +70,10 @@ class CostRates:
             value = getattr(self, name)
             if value is not None and not is_possible(value):
                 raise UsageError(f"--{name.replace('_', '-')} {value:g}: want {wanted}")
+        if self.spot is not None and self.usd_per_gpu_hour is None:
+            raise UsageError("--spot has no effect without --price, of which it is a share")
+        if self.pue != 1 and self.kwh is None and self.grams_per_kwh is None:
+            raise UsageError("--pue has no effect without --kwh or --grams-per-kwh")
 
     @property
     def is_priced(self) -> bool:
@@ -95,11 +99,9 @@ def rates_of(gpu: Gpu, usd_per_gpu_hour: float | None, said: Mapping[str, Any]) 
 
 
 def check_billed(prices: Mapping[str, float], said: Mapping[str, Any]) -> None:
-    """Raises ``UsageError``: an option of what is ``said`` changes no bill."""
-    if said["spot"] is not None and not prices:
-        raise UsageError("--spot has no effect without --price, of which it is a share")
-    if said["pue"] not in (None, 1) and said["kwh"] is None and said["grams_per_kwh"] is None:
-        raise UsageError("--pue has no effect without --kwh or --grams-per-kwh")
+    """Raises ``UsageError``: as :class:`CostRates` of any of the GPUs, with what is ``said``; None: it is not said."""
+    known = {name: said[name] for name in _RANGES if said[name] is not None}
+    CostRates(usd_per_gpu_hour=next(iter(prices.values()), None), **known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

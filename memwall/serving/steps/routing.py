@@ -21,12 +21,18 @@ from memwall.serving.steps.plan import ServedKernels
 #: what the option's words are called; anything else is a file
 _WORDS, _POWER_LAW = {"typical": TYPICAL, "balanced": BY_CHANCE}, "power-law"
 
+#: the largest exponent: with more, nearly all experts have as few tokens as any, and so all are alike again
+_MOST_SKEW = 2
+
+#: counts of a file beyond which sums lose digits
+_MOST_COUNT = 1e18
+
 
 def read_routing(text: str, redundant: int | None = None) -> tuple[ExpertRouting, ...]:
     """The routing of all layers alike, or of each; ``redundant`` copies of experts as of :class:`ExpertRouting`.
 
     Raises:
-        UsageError: an exponent that is not above 0, or copies of experts that are all alike; no such file, or one with
+        UsageError: no exponent above 0 and up to 2, or copies of experts that are all alike; no such file, or one with
             gaps or wrong numbers.
     """
     name, colon, exponent = text.partition(":")
@@ -42,8 +48,9 @@ def read_routing(text: str, redundant: int | None = None) -> tuple[ExpertRouting
             skew = float(exponent)
         except ValueError:
             skew = math.nan
-        if not (colon and 0 < skew < math.inf):
-            raise UsageError(f"--routing {text[:40]}: want an exponent above 0, such as power-law:1.2")
+        if not (colon and 0 < skew <= _MOST_SKEW):
+            wanted = f"want an exponent above 0 and up to {_MOST_SKEW}, such as power-law:1.2"
+            raise UsageError(f"--routing {text[:40]}: {wanted}")
         return (ExpertRouting(skew=skew, redundant=redundant),)
     return tuple(ExpertRouting(shares=shares_of(counts), redundant=redundant) for counts in _layers(text))
 
@@ -82,7 +89,7 @@ def _count(record: Mapping[str, str], where: str) -> float:
         found = float(record["count"])
     except ValueError:
         found = math.nan
-    if not 0 <= found < math.inf:
+    if not 0 <= found < _MOST_COUNT:
         raise UsageError(f"{where}: count is {record['count'][:40]!r}, not a number from 0")
     return found
 

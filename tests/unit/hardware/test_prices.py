@@ -77,3 +77,15 @@ def test_power_of_a_gpu_whose_limit_is_not_known_is_not_billed():
 def test_rates_that_cannot_be_are_one_line(name, value, why):
     with pytest.raises(UsageError, match=f"^{why}$"):
         CostRates(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"spot": 0.5, "kwh": 0.1}, "--spot has no effect without --price"),
+        ({"pue": 2.0}, "--pue has no effect without --kwh"),
+    ],
+)
+def test_rates_that_change_no_bill_are_refused(said, why):
+    with pytest.raises(UsageError, match=why):
+        CostRates(**said)

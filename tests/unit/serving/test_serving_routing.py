@@ -182,10 +182,11 @@ def test_files_with_gaps_or_wrong_numbers_are_refused(counts, lines, why):
 
 
 @pytest.mark.parametrize(
-    "text", ["power-law:0", "power-law:-1", "power-law:nan", "power-law:inf", "power-law", "power-law:x"]
+    "text",
+    ["power-law:0", "power-law:-1", "power-law:nan", "power-law:inf", "power-law:200", "power-law", "power-law:x"],
 )
 def test_exponents_are_above_0(text):
-    with pytest.raises(UsageError, match=r"want an exponent above 0, such as power-law:1\.2"):
+    with pytest.raises(UsageError, match=r"want an exponent above 0 and up to 2, such as power-law:1\.2"):
         read_routing(text)
 
 
