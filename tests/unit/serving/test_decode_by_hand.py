@@ -15,9 +15,9 @@ BATCH, CONTEXT = 8, 4096
 
 def moved(target):
     """Bytes that the kernels of the step read and write."""
-    model = read_model(target, tokens=CONTEXT + 1).served
-    step = EngineStep(BATCH, BATCH * (CONTEXT - 1))
-    return sum(n * kernel.cost(step, Layout()).bytes for kernel, n in model.kernels)
+    model = read_model(target, tokens=CONTEXT + 1)
+    step, layout = EngineStep(BATCH, BATCH * (CONTEXT - 1)), Layout(weights=model.scheme)
+    return sum(n * kernel.cost(step, layout).bytes for kernel, n in model.served.kernels)
 
 
 def product(k, n):
@@ -169,3 +169,39 @@ def test_deepseek_v32(save):
     norms = 3 * norm(7168, 2, 2, 2) + norm(7168, 3, 1, 2)
     expected = beginning(7168, 2) + 2 * attention + network(7168, 18432) + sparse + norms + ending(7168, 129280)
     assert moved(save(DEEPSEEK)) == expected
+
+
+#: gpt-oss-120b, one layer of each kind
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880,
+    "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 128,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 128,
+    "num_experts_per_tok": 4, "vocab_size": 201088, "attention_bias": True, "tie_word_embeddings": False,
+    "max_position_embeddings": 131072, "dtype": "bfloat16", "pad_token_id": 199999,
+    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": [
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]},
+}  # fmt: skip
+#: bytes of an expert: three matrices of four bits a number, and a scale of eight bits for each 32
+GPT_OSS_EXPERT = 3 * 2880 * 2880 * (4 + 8 / 32) // 8
+
+
+def test_gpt_oss(save):
+    """128 (1 - (124/128)^8) = 29 experts. One layer attends to 128 tokens. Biases and sinks are no part of a step."""
+    product_bytes = product(2880, (64 + 2 * 8) * 64) + product(4096, 2880) + product(2880, 128)
+    windowed = 2 * BATCH * (128 * 8 * 2 * 64 + 2 * 64 * 64)
+    layers = 2 * (product_bytes + choice(128, 4, 2, 0) + 29 * GPT_OSS_EXPERT + 2 * 2 * BATCH * 2880)
+    norms = 3 * norm(2880, 2, 2, 2) + norm(2880, 2, 1, 2)
+    expected = beginning(2880, 2) + layers + windowed + cached(64, 8, 64) + norms + ending(2880, 201088)
+    assert moved(save(GPT_OSS)) == expected
+
+
+def test_weights_of_gpt_oss_are_in_memory_once(save):
+    """36 layers of 128 experts; queries, keys, values, results and a router; norms, and the table and the head. Biases of
+    all matmuls but the head's, and a sink for each head. The model's card has 60.8 GiB."""
+    sizes = 2 * (2880 * 5120 + 4096 * 2880 + 2880 * 128) + 2 * 2 * 2880
+    biases = 2 * (5120 + 2880 + 128) + 2 * 64 + 128 * 2 * (2 * 2880 + 2880)
+    by_hand = 36 * (128 * GPT_OSS_EXPERT + sizes + biases) + 2 * (2 * 201088 * 2880 + 2880)
+    fields = {**GPT_OSS, "num_hidden_layers": 36, "layer_types": GPT_OSS["layer_types"] * 18}
+    model = read_model(save(fields), tokens=CONTEXT + 1)
+    assert model.served.weights_bytes(Layout(weights=model.scheme)) == by_hand
+    assert by_hand == pytest.approx(60.8 * 2**30, rel=1e-3)
