@@ -168,8 +168,9 @@ class Index(StepKernel):
 class Compressed(StepKernel):
     """Attention of DeepSeek-V4: each query attends to the last ``window`` tokens, and of tokens before to entries that
     stand for ``ratio`` tokens each (0: it has none): to all, or to the ``top_k`` that an index chooses. One vector of
-    ``size`` numbers is key and value of all heads. The cache is on every GPU: the window, the entries, and ``opened``
-    numbers of each token since the last entry, of which the next one is made."""
+    ``size`` numbers is key and value of all heads. The cache is on every GPU: the window, the entries, ``opened``
+    numbers of each token since the last entry, of which the next one is made, and ``shared`` numbers of tokens of the
+    last entry, which are part of the next one, too."""
 
     kind: ClassVar[str] = "Compressed"
 
@@ -180,6 +181,7 @@ class Compressed(StepKernel):
     opened: int
     dtype: str
     top_k: int = 0
+    shared: int = 0
 
     def cost(self, step: EngineStep, layout: Layout) -> Cost:
         heads, found = share_of(self.heads, layout.tp), NO_COST
@@ -196,4 +198,4 @@ class Compressed(StepKernel):
 
     def kv_bytes(self, tokens: int, layout: Layout) -> int:
         kept = (min(tokens, self.window) + self._entries(tokens)) * self.size
-        return (kept + max(self.ratio - 1, 0) * self.opened) * ITEMSIZE[layout.kv or self.dtype]
+        return (kept + max(self.ratio - 1, 0) * self.opened + self.shared) * ITEMSIZE[layout.kv or self.dtype]

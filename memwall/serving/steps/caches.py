@@ -61,6 +61,7 @@ class CacheReader(TracedStep):
                 ratio=ratio,
                 top_k=self._indexed(region),
                 opened=self._opened(region.place),
+                shared=self._shared(region.place, size),
                 dtype=query.spec.dtype,
             ), ()
         causal, top_k = not self.encodes, self._indexed(region)
@@ -103,6 +104,16 @@ class CacheReader(TracedStep):
         pairs = (region.ops for region in self._pairs(place) if region.place != place)
         return sum(self.graph.specs(self.graph.ops[i].outputs)[0].shape[-1] for ops in pairs for i in ops)
 
+    def _series(self, place: str, size: int) -> int:
+        """Entries of ``size`` numbers to which a token contributes, each by numbers of its own."""
+        pairs = (region.ops for region in self._pairs(place) if region.place != place)
+        return max(self.graph.specs(self.graph.ops[i].outputs)[0].shape[-1] for ops in pairs for i in ops) // size
+
+    def _shared(self, place: str, size: int) -> int:
+        """Numbers of the tokens of the last entry that the next one is made of, too."""
+        series = self._series(place, size) if self._ratio(place) else 1
+        return self._opened(place) * (series - 1) // series * self._ratio(place)
+
     def _compresses(self, region: Region) -> bool:
         """Whether a state is inside attention: it makes entries of the attention's cache."""
         inside = (region.place.startswith(f"{other.place}.") for other in self._of("attention"))
@@ -138,10 +149,14 @@ class CacheReader(TracedStep):
         _, stored, made = self._split(written)
         batch, _ = self._shape
         if self._compresses(region):
-            width = self._opened(region.place.rpartition(".")[0]) * max(value.spec.itemsize for value in stored)
+            # a token's numbers are kept and, in the mean, read once more for an entry, which is written
+            place, itemsize = region.place.rpartition(".")[0], max(value.spec.itemsize for value in stored)
+            opened = self._opened(place)
+            series = self._series(place, min(value.spec.shape[-1] for value in stored))
+            entry = opened // (2 * series)  # weighted values, of its series together
             return Between(
-                read_bytes=width,
-                write_bytes=width,
+                read_bytes=2 * opened * itemsize,
+                write_bytes=(opened + entry // self._ratio(place)) * itemsize,
                 weight_bytes=distinct_bytes(fixed),
                 columns=0,
                 itemsize=1,

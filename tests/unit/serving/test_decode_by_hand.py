@@ -3,12 +3,15 @@ ones, layers as wide as published and a few of each kind. A matmul moves its thr
 residual, and write the sum and what the next layer reads. The expected experts are whole ones. What a new token adds to
 a cache of keys is read with the others, and its write is not counted."""
 
+import json
+
 import pytest
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 from memwall.serving.model import read_model
 from memwall.serving.steps import EngineStep, Layout
+from memwall.serving.steps.kernels import Between, Product
 
 BATCH, CONTEXT = 8, 4096
 
@@ -196,8 +199,8 @@ def test_gpt_oss(save):
 
 
 def test_weights_of_gpt_oss_are_in_memory_once(save):
-    """36 layers of 128 experts; queries, keys, values, results and a router; norms, and the table and the head. Biases of
-    all matmuls but the head's, and a sink for each head. The model's card has 60.8 GiB."""
+    """36 layers of 128 experts; queries, keys, values, results and a router; norms, and the table and the head. Biases
+    of all matmuls but the head's, and a sink for each head. The model's card has 60.8 GiB."""
     sizes = 2 * (2880 * 5120 + 4096 * 2880 + 2880 * 128) + 2 * 2 * 2880
     biases = 2 * (5120 + 2880 + 128) + 2 * 64 + 128 * 2 * (2 * 2880 + 2880)
     by_hand = 36 * (128 * GPT_OSS_EXPERT + sizes + biases) + 2 * (2 * 201088 * 2880 + 2880)
@@ -205,3 +208,36 @@ def test_weights_of_gpt_oss_are_in_memory_once(save):
     model = read_model(save(fields), tokens=CONTEXT + 1)
     assert model.served.weights_bytes(Layout(weights=model.scheme)) == by_hand
     assert by_hand == pytest.approx(60.8 * 2**30, rel=1e-3)
+
+
+#: DeepSeek-V4-Flash, a layer whose entries stand for 4 tokens and one whose stand for 128
+DEEPSEEK_V4 = {
+    "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "hidden_size": 4096,
+    "num_hidden_layers": 2, "num_attention_heads": 64, "num_key_value_heads": 1, "head_dim": 512, "q_lora_rank": 1024,
+    "vocab_size": 129280, "qk_rope_head_dim": 64, "o_groups": 8, "o_lora_rank": 1024, "sliding_window": 128,
+    "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512, "compress_ratios": [4, 128],
+    "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 6,
+    "num_hash_layers": 0, "hc_mult": 4, "max_position_embeddings": 65536, "dtype": "bfloat16", "pad_token_id": 0,
+    "scoring_func": "sqrtsoftplus", "rope_theta": 10000, "compress_rope_theta": 160000,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory):
+    """The kernels of a decode step of DeepSeek-V4."""
+    folder = tmp_path_factory.mktemp("v4")
+    (folder / "config.json").write_text(json.dumps(DEEPSEEK_V4))
+    return [kernel for kernel, _ in read_model(f"hf:{folder}", tokens=CONTEXT + 1).served.kernels]
+
+
+def test_what_entries_of_deepseek_v4_are_made_of_is_one_product(compressed):
+    """Values and weights of two entries of 512 numbers, of two index keys of 128, and of one entry of 512."""
+    made = {k.n for k in compressed if isinstance(k, Product) and k.k == 4096 and k.split == "whole"}
+    assert {2 * 2 * 512, 2 * 2 * 128, 2 * 512} <= made
+
+
+def test_a_step_of_deepseek_v4_makes_its_part_of_an_entry(compressed):
+    """Each token leaves the 2,560 or 1,024 numbers of its products, which are read again for its entries. A quarter of
+    512 + 128 numbers, or 4 of 512, are written for each token."""
+    found = {(k.read_bytes, k.write_bytes) for k in compressed if isinstance(k, Between) and k.itemsize == 1}
+    assert found == {(2 * 2 * 2560, 2 * (2560 + 160)), (2 * 2 * 1024, 2 * (1024 + 4))}

@@ -67,7 +67,8 @@ MODELS = {
     ),
     # windows of 64 tokens, whose vectors of 32 numbers are keys and values; entries of 4 and of 128 tokens next to
     # them, and pairs of 2 x 32 and of 32 numbers of each token since the last; for those of 4 an index has a key of
-    # 16 numbers in fp8 with a scale, and pairs of 2 x 16
+    # 16 numbers in fp8 with a scale, and pairs of 2 x 16; of the 4 tokens before, half of each pair is part of the next
+    # entry
     "DeepSeek-V4": (
         {"model_type": "deepseek_v4", "architectures": ["DeepseekV4ForCausalLM"], "hidden_size": 256,
          "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 32, "q_lora_rank": 64,
@@ -77,7 +78,7 @@ MODELS = {
          "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "num_hash_layers": 1, "hc_mult": 4,
          "max_position_embeddings": 4096, "dtype": "bfloat16", "pad_token_id": 0, "scoring_func": "sqrtsoftplus",
          "rope_theta": 10000, "compress_rope_theta": 160000},
-        lambda n: 4 * min(n, 64) * 32 * 2 + 2 * (n // 4 * (32 * 2 + 16 + 4) + 3 * 2 * (2 * 32 + 2 * 16) * 2)
+        lambda n: 4 * min(n, 64) * 32 * 2 + 2 * (n // 4 * (32 * 2 + 16 + 4) + (3 + 4 / 2) * 2 * (2 * 32 + 2 * 16) * 2)
         + n // 128 * 32 * 2 + 127 * 2 * 32 * 2,
     ),
     "Phi-4": (_config("phi3", "Phi3ForCausalLM"), lambda n: 4 * n * TOKEN),

@@ -268,7 +268,7 @@ def test_a_prompt_with_an_index_runs_the_same_kernels(traced):
 def test_deepseek_v4_attends_to_entries_of_several_tokens(traced):
     """Two layers of windows alone (128 vectors of 512 numbers in bfloat16, keys and values in one), one with entries of
     4 tokens and an index (keys of 128 numbers in fp8 with a scale of 4 bytes), one with entries of 128; and pairs of
-    2 x 512, 2 x 128 and 512 numbers of each token since the last entry. A decode of 32,768 tokens reads the window and
+    2 x 512, 2 x 128 and 512 numbers of each token since the last entry, and of half of them of the 4 before. A decode of 32,768 tokens reads the window and
     512 entries, or all 256, once for all 64 heads: two FLOPs for each number of query and key, of weight and value."""
     folder = shared("configs/deepseek-ai--DeepSeek-V4-Flash")
     if folder is None:
@@ -277,7 +277,7 @@ def test_deepseek_v4_attends_to_entries_of_several_tokens(traced):
     model = served(traced(fields, batch=2, context=4095).graph, context=4095)
     n = 1 << 20
     entries = n // 4 * (512 * 2 + 128 + 4) + n // 128 * 512 * 2
-    opened = 3 * 2 * (2 * 512 + 2 * 128) * 2 + 127 * 2 * 512 * 2
+    opened = (3 + 4 / 2) * 2 * (2 * 512 + 2 * 128) * 2 + 127 * 2 * 512 * 2
     assert model.kv_bytes(n, Layout()) == model.kv_bytes(n, Layout(tp=8)) == 4 * 128 * 512 * 2 + entries + opened
     assert model.token_bytes(n, Layout()) == (512 * 2 + 128 + 4) // 4 + 512 * 2 // 128
     costs = {(kernel.ratio, n): kernel.cost(EngineStep(1, 32_767), Layout()) for kernel, n in of(model, Compressed)}
