@@ -268,8 +268,9 @@ def test_a_prompt_with_an_index_runs_the_same_kernels(traced):
 def test_deepseek_v4_attends_to_entries_of_several_tokens(traced):
     """Two layers of windows alone (128 vectors of 512 numbers in bfloat16, keys and values in one), one with entries of
     4 tokens and an index (keys of 128 numbers in fp8 with a scale of 4 bytes), one with entries of 128; and pairs of
-    2 x 512, 2 x 128 and 512 numbers of each token since the last entry, and of half of them of the 4 before. A decode of 32,768 tokens reads the window and
-    512 entries, or all 256, once for all 64 heads: two FLOPs for each number of query and key, of weight and value."""
+    2 x 512, 2 x 128 and 512 numbers of each token since the last entry, and half of the first of the 4 tokens
+    before. A decode of 32,768 tokens reads the window and 512 entries, or all 256, once for all 64 heads: two FLOPs for
+    each number of query and key, of weight and value."""
     folder = shared("configs/deepseek-ai--DeepSeek-V4-Flash")
     if folder is None:
         pytest.skip("the configuration is not at hand")
