@@ -210,7 +210,7 @@ def test_weights_of_gpt_oss_are_in_memory_once(save):
     assert by_hand == pytest.approx(60.8 * 2**30, rel=1e-3)
 
 
-#: DeepSeek-V4-Flash, a layer whose entries stand for 4 tokens and one whose stand for 128
+#: DeepSeek-V4-Flash, a layer whose entries stand for 4 tokens and one whose entries stand for 128
 DEEPSEEK_V4 = {
     "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "hidden_size": 4096,
     "num_hidden_layers": 2, "num_attention_heads": 64, "num_key_value_heads": 1, "head_dim": 512, "q_lora_rank": 1024,
