@@ -26,6 +26,8 @@ SCHEMA = "memwall.engine/1"
 ENGINES = ("vllm", "sglang", "trtllm")
 
 _VERSION = re.compile(r"\d{1,6}(?:\.\d{1,6}){0,4}")
+#: more sequences than any engine runs in a step
+_MOST_GRAPH = 1 << 16
 _share = numbers("a share from 0 to 1", lambda number: 0 <= number <= 1)
 
 
@@ -116,16 +118,20 @@ class EngineSpec:
     def captured(self, most: int) -> tuple[int, ...]:
         """The batches of decodes that CUDA graphs hold, up to the largest."""
         *rows, (first, _, step) = self.graph
-        ranges = [range(begin, end + 1, by) for begin, end, by in rows] + [range(first, most + 1, step)]
-        return tuple(size for each in ranges for size in each if size <= most)
+        most = min(most, _MOST_GRAPH)
+        ranges = [range(begin, min(end, most) + 1, by) for begin, end, by in rows] + [range(first, most + 1, step)]
+        return tuple(size for each in ranges for size in each)
 
     def check(self) -> None:
-        """Raises BadRecord: some GPU has no limit, or graphs are no ranges."""
+        """Raises BadRecord: some GPU has no limit, or graphs or intervals are no ranges."""
         last = self.limit[-1] if self.limit else StepLimit(max_batch=1, token_budget=1, largest_graph=1, least_gib=1)
         if last.least_gib or last.least_tp or last.capability or last.but:
             raise BadRecord(": the last limit has no condition, so that every GPU has one")
-        if not self.graph or any(len(row) != 3 or not row[2] for row in self.graph):
-            raise BadRecord(": graph has rows of a first batch, a last one and a step above 0")
+        if not self.graph or any(len(row) != 3 or not min(row) for row in self.graph):
+            raise BadRecord(": graph has rows of a first batch, a last one and a step, all above 0")
+        for name in ("ttft", "tpot"):
+            if getattr(self.host, f"{name}_low") > getattr(self.host, f"{name}_high"):
+                raise BadRecord(f": {name}_low is above {name}_high")
 
 
 _KNOWN = {item.name for cls in (EngineHost, EngineSpec) for item in fields(cls)} - {"host", "name", "kernels"}

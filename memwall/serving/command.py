@@ -79,7 +79,7 @@ def check_requests(asked: dict[str, Any]) -> None:
     """Raises UsageError: requests come in two ways, or an option of their lengths has no effect."""
     if asked["trace"]:
         options.refuse_given("with --trace, which has the tokens of each request", "prompt", "generate", "lengths")
-    if asked["lengths"] and ".csv" in asked["lengths"]:
+    if asked["lengths"] and ".csv" in asked["lengths"].lower():
         options.refuse_given("with --lengths FILE, which has the tokens of requests", "prompt", "generate")
     ways = [f"--{name}" for name in ("rate", "concurrency", "trace") if asked[name]]
     if len(ways) > 1:

@@ -58,7 +58,9 @@ class Lengths:
     @property
     def spread(self) -> str:
         """How they spread around nominal, in words; empty: they do not."""
-        return "" if self.low == self.high == 1 else f"{self.low:g} to {self.high:g} of that"
+        if self.low == self.high:
+            return "" if self.low == 1 else f"{self.low:g} of that"
+        return f"{self.low:g} to {self.high:g} of that"
 
     def draw(self, source: random.Random) -> int:
         """One of the lengths at random."""

@@ -61,7 +61,7 @@ def read_trace(path: str | os.PathLike[str], times_as_fast: float = 1.0) -> Requ
     """
     if not 0 < times_as_fast < math.inf:
         raise UsageError(f"a trace {times_as_fast:g} times as fast; want a number above 0, such as 2")
-    is_json = os.fspath(path).removesuffix(".gz").endswith((".jsonl", ".json"))
+    is_json = os.fspath(path).lower().removesuffix(".gz").endswith((".jsonl", ".json"))
     rows: Iterator[tuple[int, Mapping[str, Any]]] = read_json_lines(path) if is_json else read_csv(path)
     first = next(rows, None)
     if first is None:
@@ -80,7 +80,7 @@ def read_trace(path: str | os.PathLike[str], times_as_fast: float = 1.0) -> Requ
     if (span_s := ((found[-1].arrival_s or 0.0) - begin_s) / times_as_fast) > LONGEST_S:
         raise UsageError(f"{path} takes {span_s:g} s; {LONGEST_S:g} s is the most that is simulated")
     requests = tuple(each._replace(arrival_s=((each.arrival_s or 0.0) - begin_s) / times_as_fast) for each in found)
-    note = f"{counted(failed, 'request')} of the trace had no answer and is left out" if failed else ""
+    note = f"the load lacks {counted(failed, 'request')} of the trace that had no answer" if failed else ""
     return RequestTrace(requests, note)
 
 

@@ -56,6 +56,11 @@ def test_graphs_of_sglang():
     assert load_engine("sglang").captured(640) == tuple(known)
 
 
+def test_graphs_hold_no_more_sequences_than_a_step_has():
+    """A flag that asks for graphs up to a trillion sequences had all memory filled with them."""
+    assert max(load_engine("vllm").captured(10**12)) == 65_536
+
+
 def test_attention_is_apart_from_graphs_before_vllm_0_11():
     found = [load_engine(f"vllm@{version}").attention_apart for version in ("0.9", "0.10.2", "0.11", "0.12")]
     assert found == [True, True, False, False]
@@ -125,6 +130,8 @@ def test_a_file_that_changes_is_read_again(tmp_path):
         ('base = "vllm"\nkernels_factor = 0\n', "kernels_factor must be a positive number"),
         ('base = "vllm"\nkernels = "sglang"\n', "no number of an engine named 'kernels'"),
         ('base = "vllm"\ngraph = [[1, 2]]\n', "graph has rows of a first batch"),
+        ('base = "vllm"\ngraph = [[0, 2, 1]]\n', "all above 0"),
+        ('base = "vllm"\nttft_low = 3\nttft_high = 1\n', "ttft_low is above ttft_high"),
         ('base = "vllm"\nlimit = [{least_gib = 70, max_batch = 1, token_budget = 1, largest_graph = 1}]\n',
          "the last limit has no condition"),
     ],

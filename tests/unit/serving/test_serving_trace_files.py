@@ -33,7 +33,7 @@ def test_burstgpts_failed_requests_are_left_out(tmp_path):
     )
     found = traced(tmp_path, text)
     assert found.requests == (AskedRequest(0.0, 472, 18), AskedRequest(113.0, 417, 276))
-    assert found.note == "1 request of the trace had no answer and is left out"
+    assert found.note == "the load lacks 1 request of the trace that had no answer"
 
 
 def test_azures_times_are_dates(tmp_path):
