@@ -18,17 +18,16 @@ from typing import Any
 from memwall.browsing.page import RecordsReport, error_document
 from memwall.browsing.run import RecordFolder
 from memwall.core.errors import MemwallError, UsageError
-from memwall.report.html import to_html
+from memwall.report.html import policy_of, to_html
 from memwall.report.kinds import Report, render
 
 HOST = "127.0.0.1"
 #: names by which a browser of this machine may ask
 _LOOPBACK = (HOST, "localhost")
 _TYPE = "text/html; charset=utf-8"
-#: as pages say themselves, and what a page cannot say of itself
+#: what a page's own policy does not have in it
+_POLICY = "; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -101,7 +100,9 @@ class _RecordPages(BaseHTTPRequestHandler):
     def _answer(self, code: int, text: str, kind: str = "text/plain; charset=utf-8") -> None:
         body = text.encode("utf-8", "replace")
         self.send_response(code)
-        for header, value in {"Content-Type": kind, "Content-Length": str(len(body)), **_HEADERS}.items():
+        policy = policy_of(text) + _POLICY
+        own = {"Content-Type": kind, "Content-Length": str(len(body)), "Content-Security-Policy": policy}
+        for header, value in {**own, **_HEADERS}.items():
             self.send_header(header, value)
         self.end_headers()
         if self.command != "HEAD":

@@ -82,6 +82,12 @@ def _hashed(texts: Sequence[str]) -> str:
     return " ".join(f"'sha256-{digest}'" for digest in digests)
 
 
+def policy_of(page: str) -> str:
+    """The Content-Security-Policy that a page states of itself: what allows nothing where it states none."""
+    stated = _POLICY.search(page)
+    return stated[1] if stated else "default-src 'none'"
+
+
 def embed(data: Any) -> str:
     """JSON escaped for a script element: no ``<`` can close it or open a comment."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
@@ -115,6 +121,7 @@ def blocks_html(blocks: Iterable[Block]) -> str:
     return "".join(f"{_BLOCKS[type(block)](block)}\n" for block in blocks)
 
 
+_POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
 #: an option of a command line
 _OPTION = re.compile(r"(?<![^\s(])--?[A-Za-z][\w-]*")
 

@@ -1,7 +1,10 @@
 """The server of records: who gets an answer, and what its answers have."""
 
 import http.client
+import re
 import threading
+from base64 import b64encode
+from hashlib import sha256
 
 import pytest
 
@@ -96,8 +99,20 @@ def test_answers_run_no_script_of_others_and_leak_no_address(server, ask):
         headers = ask(path)[1]
         policy = headers["Content-Security-Policy"]
         assert "default-src 'none'" in policy and "form-action 'self'" in policy and "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
         assert headers["Referrer-Policy"] == "no-referrer" and headers["Cache-Control"] == "no-store"
         assert headers["X-Content-Type-Options"] == "nosniff" and "Access-Control-Allow-Origin" not in headers
+
+
+@pytest.mark.parametrize("page", ["", "record?n=1", "record?n=99"])
+def test_the_header_allows_the_scripts_and_styles_of_the_page_alone(server, ask, page):
+    """The hash of each script and style of the page, as a browser takes it of what stands between the tags."""
+    _, headers, text = ask(f"/{server.token}/{page}")
+    policy = dict(part.strip().split(" ", 1) for part in headers["Content-Security-Policy"].split(";"))
+    for tag in ("style", "script"):
+        inside = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        hashes = {f"'sha256-{b64encode(sha256(each.encode()).digest()).decode()}'" for each in inside}
+        assert hashes and set(policy[f"{tag}-src"].split()) == hashes
 
 
 def test_a_bug_of_one_page_leaves_the_server_alive(server, ask, monkeypatch):
