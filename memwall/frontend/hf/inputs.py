@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -266,14 +266,16 @@ def _inputs_of(asked: AskedModel, model: Any, part: _FrontPart, processed: Mappi
     return {key: tensor for key, tensor in made.items() if key in taken}
 
 
-def front_tokens(asked: AskedModel, size: str, features: Any) -> int:
-    """The tokens that features of a size become in a sample, with tokens around them that the configuration names.
+def front_tokens(asked: AskedModel, size: str, features: Any, heights: Sequence[int]) -> int:
+    """The tokens that features of a size become in a sample, with tokens around them that the configuration names, and
+    with the end of each row of images of so many pixels.
 
     Raises:
         UsageError: the features are no tokens.
     """
     part = next(part for part in _PARTS if part.size == size)
-    return _count(asked, features) + _around(asked, part)
+    rows = _rows(asked, heights) if part is _IMAGE else 0
+    return _count(asked, features) + _around(asked, part) + rows
 
 
 def _count(asked: AskedModel, features: Any) -> int:
@@ -293,6 +295,16 @@ def _edges(asked: AskedModel, part: _FrontPart) -> tuple[list[int], list[int]]:
 #: Models whose clips have a time in front of every row of patches, as ``<0.2 seconds>``, and both edges around it
 #: (processing_qwen3_vl.py), of frames at a rate of 2 per second
 _STAMPED, _FRAME_RATE = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), 2
+
+
+#: Models of images in Pixtral's tower whose rows of tokens end with one more (processing_pixtral.py)
+_BROKEN = ("llava", "mistral3")
+
+
+def _rows(asked: AskedModel, heights: Sequence[int]) -> int:
+    """Rows of images that end with a token."""
+    is_broken = asked.config.model_type in _BROKEN and asked.vision.model_type == "pixtral"
+    return sum(height // (asked.patch * asked.merge) for height in heights) if is_broken else 0
 
 
 def _around(asked: AskedModel, part: _FrontPart) -> int:

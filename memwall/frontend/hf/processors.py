@@ -46,7 +46,9 @@ def processed_images(folder: Path, asked: AskedModel) -> tuple[dict[str, ndarray
 
         processor: Any = AutoImageProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         height, width = asked.stated_image
-        made = processor([new("RGB", (width, height))] * asked.images, return_tensors="np")
+        # PixtralProcessor has it make whole tokens
+        whole = {"patch_size": asked.patch * asked.merge} if asked.vision.model_type == "pixtral" else {}
+        made = processor([new("RGB", (width, height))] * asked.images, return_tensors="np", **whole)
     except Exception as error:  # whatever a processor raises, or a library that it imports
         return {}, (f"the model's image processor is not run: {first_line(error)[:120]}",)
     return _unpadded({name: array for name, array in made.items() if hasattr(array, "dtype")}), ()

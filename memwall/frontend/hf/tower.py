@@ -64,9 +64,10 @@ def front_tower(path: Path, sizes: Mapping[str, Any]) -> FrontTower:
     if frame is not None:
         asked = replace(asked, sizes={**asked.sizes, "frame": frame})
     tokens: dict[str, int] = {}
+    heights = [int(each[0]) for each in images.get("image_sizes", [asked.image] * asked.images)]
 
     def made(size: str, features: Any) -> None:
-        tokens[size] = front_tokens(asked, size, features)
+        tokens[size] = front_tokens(asked, size, features, heights)
 
     def inputs() -> dict[str, Any]:
         return front_inputs(asked, build(kind, read.config), as_inputs(images, asked))

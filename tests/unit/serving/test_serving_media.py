@@ -59,6 +59,14 @@ GEMMA4 = _model(
 )  # fmt: skip
 
 
+#: patches of 14 x 14 pixels, of which 2 x 2 are a token
+MISTRAL3 = _model(
+    "mistral3", "Mistral3ForConditionalGeneration", image_token_index=500, spatial_merge_size=2,
+    vision_feature_layer=-1, text_config={"model_type": "mistral", **TEXT},
+    vision_config={"model_type": "pixtral", **WIDE, "head_dim": 16, "patch_size": 14, "image_size": 1540},
+)  # fmt: skip
+
+
 @pytest.fixture
 def front(tmp_path):
     """``front(fields, files, frames=4)``: what stands in front of a prompt of the model in a folder with such files."""
@@ -104,6 +112,11 @@ _QWEN_PIXELS = {"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 256
     # 600 x 800 has 12.5 x 16.7 tokens of 48 x 48 pixels; at most 280 are made of an image: enlarged to 14 x 19
     (GEMMA4, _image_processor("Gemma4"), {"images": 1, "image": "600x800"}, 14 * 19 + 2),
     (GEMMA4, {}, {"images": 1, "image": "480x480"}, 100 + 2),
+    # 280 x 560 has 10 rows of 20 tokens and the end of each
+    (MISTRAL3, {}, {"images": 2, "image": "280x560"}, 2 * 10 * 21),
+    # 1000 x 2000 is made half as large: 500 x 1000, in whole tokens 18 x 36
+    (MISTRAL3, _image_processor("Pixtral", size={"longest_edge": 1000}, patch_size={"height": 14, "width": 14}),
+     {"images": 1, "image": "1000x2000"}, 18 * 37),
 ], ids=lambda value: value.get("model_type", "") if isinstance(value, dict) else "")  # fmt: skip
 def test_tokens_of_images(front, fields, files, asked, tokens):
     if files:
