@@ -14,19 +14,23 @@ if TYPE_CHECKING:
 WORTH = 0.10
 #: why there is no place to stop yet
 GROWS_ON = "it grows on"
+#: how quantities of one of the GPUs end
+_OF_ONE = "_per_gpu"
 #: series that a picture shows, the best ones
 MOST_SERIES = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthSeries:
-    """Points that differ in one option alone, by its value: the best quantity, the wall, and whether it fits."""
+    """Points that differ in one option alone, by its value: the best quantity, the wall, and whether it fits. Where
+    ``ys`` are of one GPU and the number of GPUs varies, ``wholes`` are of all together, and say what more is worth."""
 
     name: str
     xs: tuple[float, ...]
     ys: tuple[float, ...]
     walls: tuple[str, ...]
     fits: tuple[bool, ...]
+    wholes: tuple[float, ...] = ()
 
     @property
     def last_fitting(self) -> float | None:
@@ -48,14 +52,16 @@ class GrowthSeries:
         if self.last_fitting is not None and self.last_fitting <= self.worth_until:
             return self.last_fitting, "the memory ends"
         if self.worth_until < self.xs[-1]:
-            return self.worth_until, f"a doubling brings less than {WORTH:.0%}"
+            together = " all GPUs together" * bool(self.wholes)
+            return self.worth_until, f"a doubling brings{together} less than {WORTH:.0%}"
         return self.xs[-1], GROWS_ON
 
     @property
     def worth_until(self) -> float:
         """The value from which each further doubling brings less than :data:`WORTH`; the last one if none does."""
+        ys = self.wholes or self.ys
         for i in range(len(self.xs) - 1):
-            later = zip(self.xs[i:], self.xs[i + 1 :], self.ys[i:], self.ys[i + 1 :], strict=False)
+            later = zip(self.xs[i:], self.xs[i + 1 :], ys[i:], ys[i + 1 :], strict=False)
             if all(_per_doubling(*each) < WORTH for each in later):
                 return self.xs[i]
         return self.xs[-1]
@@ -104,6 +110,7 @@ def growth(
 
 def _series(name: str, own: DataFrame, x: str, quantity: str) -> GrowthSeries:
     rows = own.sort_values(x).drop_duplicates(x)
+    is_shared = quantity.endswith(_OF_ONE) and "gpus" in rows and rows["gpus"].nunique() > 1
     walls = rows["limited_by"] if "limited_by" in rows else [""] * len(rows)
     return GrowthSeries(
         name=name,
@@ -111,6 +118,7 @@ def _series(name: str, own: DataFrame, x: str, quantity: str) -> GrowthSeries:
         ys=tuple(map(float, rows[quantity])),
         walls=tuple(map(str, walls)),
         fits=tuple(map(bool, rows["fits"])),
+        wholes=tuple(map(float, rows[quantity] * rows["gpus"])) if is_shared else (),
     )
 
 

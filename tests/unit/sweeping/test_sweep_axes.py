@@ -110,3 +110,15 @@ def test_where_to_stop():
     first, second = growth(frame, frame, ["gpu", "batch"], ("batch",), "tokens_per_s").series
     assert first.stop == (4, "a doubling brings less than 10%") and first.last_fitting is None
     assert second.stop == (2, "the memory ends") and second.wall_changes == [(2.0, "compute")]
+
+
+def test_more_gpus_are_worth_what_all_of_them_make():
+    """Each of 1, 2, 4 and 8 GPUs makes 100, 90, 60 and 30 tokens, fewer from the first on: all make 100 to 240."""
+    frame = pd.DataFrame({
+        "target": "m", "gpu": "a", "tp": [1, 2, 4, 8], "gpus": [1, 2, 4, 8], "fits": True, "error": "",
+        "tokens_per_s_per_gpu": [100.0, 90.0, 60.0, 30.0],
+    })  # fmt: skip
+    (series,) = growth(frame, frame, ["tp"], ("tp",), "tokens_per_s_per_gpu").series
+    assert series.stop == (4, "a doubling brings all GPUs together less than 10%")
+    (alone,) = growth(frame.assign(gpus=8), frame, ["tp"], ("tp",), "tokens_per_s_per_gpu").series
+    assert alone.stop == (1, "a doubling brings less than 10%")
