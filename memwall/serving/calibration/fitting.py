@@ -17,6 +17,7 @@ import numpy as np
 
 from memwall.core.errors import UsageError, need
 from memwall.core.question import filled, signature_of
+from memwall.core.structure import one_line
 from memwall.core.units import counted, duration
 from memwall.hardware.engine import SCHEMA, EngineHost, EngineSpec, is_packaged
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
@@ -68,6 +69,16 @@ class FittedTerm:
     after: float
     held: str = ""
 
+    @property
+    def said(self) -> str:
+        """How ``after`` came to be, in words."""
+        if self.held:
+            return f"held: {self.held}"
+        ends = self.term.least, self.term.most
+        return "fitted" + f", but {self.after:g} is the {'least' if self.after == ends[0] else 'most'}" * (
+            self.after in ends
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedRun:
@@ -107,11 +118,15 @@ class FittedEngine:
     def text(self) -> str:
         """The file that ``--engine`` takes."""
         base = f"{self.engine.kernels}@{self.engine.version}"
-        lines = [f'schema = "{SCHEMA}"', f'base = "{base}"', "", f"# {self.model} on {self.server}: {self._said}"]
+        lines = [
+            f'schema = "{SCHEMA}"',
+            f'base = "{base}"',
+            "",
+            f"# {one_line(self.model)} on {self.server}: {self._said}",
+        ]
         width = max(len(f"{each.term.name} = {each.after:.6g}") for each in self.terms)
         for each in self.terms:
-            why = f"held: {each.held}" if each.held else "fitted"
-            lines.append(f"{each.term.name} = {each.after:.6g}".ljust(width) + f"  # {each.term.about}; {why}")
+            lines.append(f"{each.term.name} = {each.after:.6g}".ljust(width) + f"  # {each.term.about}; {each.said}")
         return "\n".join(lines) + "\n"
 
     @property

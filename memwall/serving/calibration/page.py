@@ -50,7 +50,7 @@ def _terms(terms: Sequence[FittedTerm]) -> Table:
         col.text("before", [f"{each.before:.4g}" for each in terms]),
         col.text("after", [f"{each.after:.4g}" for each in terms]),
         col.text("what it is", [each.term.about for each in terms], wraps=True),
-        col.text("", [f"held: {each.held}" if each.held else "fitted" for each in terms], wraps=True),
+        col.text("", [each.said for each in terms], wraps=True),
     ]
     return col.table("What was fitted", columns)
 

@@ -9,7 +9,9 @@ from memwall.core.errors import UsageError
 from memwall.hardware.engine import load_engine
 from memwall.serving import serve
 from memwall.serving.calibration import calibrate_engine
-from memwall.serving.calibration.results import is_alike, read_results
+from memwall.serving.calibration.fitting import TERMS, FittedEngine, FittedRun, FittedTerm
+from memwall.serving.calibration.results import BenchRun, is_alike, read_results
+from memwall.serving.simulation.workload import RequestLoad
 from tests.unit.configs import SHORT_LLAMA, target_of
 from tests.unit.serving.bench_results import INFERENCEX, SGLANG, VLLM, written
 
@@ -230,3 +232,19 @@ def test_what_is_calibrated_already_is_no_base(target, measured, tmp_path):
     (tmp_path / "mine.toml").write_text('schema = "memwall.engine/1"\nbase = "vllm"\n')
     with pytest.raises(UsageError, match="is calibrated already"):
         calibrate_engine(target, [measured[8]], engine=str(tmp_path / "mine.toml"))
+
+
+def test_a_term_at_its_bound_says_so():
+    factor = TERMS[0]
+    said = [FittedTerm(term=factor, before=1.0, after=after).said for after in (1.5, 4.0, 0.25)]
+    assert said == ["fitted", "fitted, but 4 is the most", "fitted, but 0.25 is the least"]
+
+
+def test_a_model_s_name_adds_no_line_to_the_file(tmp_path):
+    """A result whose model is called so gave the engine seconds of its own."""
+    run = BenchRun(source="r", model="m", load=RequestLoad(concurrency=1), ttft_s=1.0, tpot_s=1.0)
+    runs = (FittedRun(run=run, before=(1.0, 1.0), after=(1.0, 1.0), others=None),)
+    terms = (FittedTerm(term=TERMS[0], before=1.0, after=1.5),)
+    found = FittedEngine(engine=load_engine("vllm"), model="m\nstep_s = 9 #", server="h100-sxm", terms=terms, runs=runs)
+    (tmp_path / "mine.toml").write_text(found.text)
+    assert load_engine(tmp_path / "mine.toml").host.step_s == load_engine("vllm").host.step_s
