@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 import json
-from collections.abc import Iterator, Sequence
+import os
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from memwall.core.errors import UsageError
 from memwall.gate.reading import OWN_FILE, workload_name
 
-#: folders below the current one in which files are looked for
-_DEPTH = 3
+#: folders below the current one in which files are looked for: packages in a repository of many lie deep
+_DEPTH = 6
+#: what the top of a virtual environment has, whose code is that of others
+_OTHERS = "pyvenv.cfg"
 #: what a model file defines, as ``frontend.workload.contract`` reads it: any of these sets
 _FORMS = ({"workload"}, {"model", "inputs"}, {"Model", "get_inputs"})
 
@@ -26,12 +31,20 @@ peak_memory = "+0.5%"
 """
 
 
-def below(folder: Path, name: str) -> Iterator[Path]:
-    """The files of a name, or a pattern, in a folder and some levels below, hidden folders left out."""
-    for depth in range(_DEPTH + 1):
-        for path in sorted(folder.glob("*/" * depth + name)):
-            if not any(part.startswith(".") for part in path.relative_to(folder).parts):
-                yield path
+def below(folder: Path, name: str) -> list[Path]:
+    """The files of a name, or a pattern, in a folder and some levels below, the nearest first; hidden folders and
+    virtual environments are left out."""
+    found: list[Path] = []
+    for top, folders, files in os.walk(folder):
+        place = Path(top)
+        is_last = len(place.relative_to(folder).parts) == _DEPTH
+        folders[:] = [] if is_last else [name for name in folders if _is_own(place / name)]
+        found += [place / file for file in fnmatch.filter(files, name)]
+    return sorted(found, key=lambda path: (len(path.parts), path))
+
+
+def _is_own(folder: Path) -> bool:
+    return not folder.name.startswith(".") and not (folder / _OTHERS).exists()
 
 
 def model_files(folder: Path) -> list[str]:
@@ -56,13 +69,13 @@ def first_config(targets: Sequence[str], gpus: Sequence[str], policies: Sequence
     places = "".join(
         f"{key} = {json.dumps(list(names))}\n" for key, names in (("gpu", gpus), ("policy", policies)) if names
     )
-    tables: dict[str, str] = {}
-    for target in targets:
+    named, tables = Counter(map(workload_name, dict.fromkeys(targets))), list[str]()
+    for target in dict.fromkeys(targets):
         name = workload_name(target)
-        if name in tables:  # as its path says
+        if named[name] > 1:  # as its path says
             name = target.removesuffix(".py").replace("/", "_")
-        tables[name] = f"\n[gate.workloads.{json.dumps(name)}]\ntarget = {json.dumps(target)}\n"
-    return _HEAD.format(places=places) + "".join(tables.values())
+        tables.append(f"\n[gate.workloads.{json.dumps(name)}]\ntarget = {json.dumps(target)}\n")
+    return _HEAD.format(places=places) + "".join(tables)
 
 
 def others_below(folder: Path) -> list[str]:

@@ -29,8 +29,10 @@ from memwall.core.progress import CountedLine
 from memwall.frontend.program import Program
 from memwall.frontend.targets import Workload, named
 from memwall.frontend.targets.blame import blame
+from memwall.frontend.targets.loading import home_of
 from memwall.frontend.targets.seeds import seeded
 from memwall.frontend.targets.sizes import split_sizes
+from memwall.frontend.targets.target import split_target
 from memwall.fusion.repeats import MOST_UNASKED, distinct_ops
 from memwall.gate.config import DEFAULT_POLICIES
 from memwall.hardware.lookup import Gpu
@@ -263,7 +265,7 @@ class Tracer:
         opened = _note_opened()
         os.chdir(tree.folder)
         os.environ["PWD"] = str(tree.folder)
-        _find_own_packages(tree.folder)
+        _find_own_packages(tree.folder, job.target)
         with seeded():
             row = _trace(job)
         row = replace(row, read=tuple(sorted(_of_repository(opened, tree.folder))))
@@ -276,15 +278,18 @@ class CapturingTracer(Tracer):
     captures = True
 
 
-def _find_own_packages(folder: Path) -> None:
-    """A checkout's own packages: in the folder and the folders above it up to the repository's, each with its src."""
+def _find_own_packages(folder: Path, target: str) -> None:
+    """A checkout's own packages: the one that a target's file is in, and packages of the folder and of the folders
+    above up to the repository's, each with its src."""
     with contextlib.suppress(ValueError):
         sys.path.remove(HOME)
     given = [folder / entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     above = [p for p in (folder, *folder.parents) if p.is_relative_to(_top(folder))]
     own = [place for one in above for place in (one, one / "src")]
     relative = [place for place in given if place.is_relative_to(folder)]
-    sys.path[:0] = [str(place) for place in (*own, *relative) if place.is_dir()]
+    parts = split_target(target)
+    homes = [home_of((folder / parts.place).parent)] if parts.kind == "file" else []
+    sys.path[:0] = [str(place) for place in (*homes, *own, *relative) if place.is_dir()]
 
 
 def _note_opened() -> set[str]:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -639,6 +640,26 @@ def test_init_writes_a_small_gate_for_the_models_that_are_there(gate, tmp_path):
     assert gate(tmp_path).code == 1  # what was written checks something
     again = gate(tmp_path, "--init")
     assert (again.code, "memwall.toml is there already" in again.err) == (2, True)
+
+
+def test_init_gates_the_packages_of_a_repository_of_many(gate, tmp_path):
+    """Neither package is installed, and a file of each imports its own package by name."""
+    for name in ("text", "vision"):
+        package = tmp_path / "packages" / name / "src" / f"{name}_nets"
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / "layers.py").write_text("WIDTH = 4\n")
+        (package / "net.py").write_text(f"from {name}_nets.layers import WIDTH\n{NET}")
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env/pyvenv.cfg").touch()
+    (tmp_path / "env/net.py").write_text(NET)  # of a virtual environment
+    assert gate(tmp_path, "--init").code == 0
+    found = tomllib.loads((tmp_path / "memwall.toml").read_text(encoding="utf-8"))["gate"]["workloads"]
+    assert [*found] == ["packages_text_src_text_nets_net", "packages_vision_src_vision_nets_net"]
+    assert gate(tmp_path, "--update").code == 0
+    (tmp_path / "packages/text/src/text_nets/net.py").write_text(f"from text_nets.layers import WIDTH\n{SLOWER}")
+    assert gate(tmp_path).code == 1
+    assert gate(tmp_path / "packages/vision", "src/vision_nets/net.py", "--limit", "kernels=99").code == 0
 
 
 @pytest.mark.defect("29")

@@ -126,18 +126,31 @@ def _silenced() -> Iterator[None]:
 
 @contextmanager
 def importable(folder: Path) -> Iterator[None]:
-    """Put a folder first on ``sys.path`` and write no bytecode; remembers which modules came from the folder."""
-    entry, wrote = str(folder), sys.dont_write_bytecode
+    """Put a folder first on ``sys.path``, and behind it the home of its package where nothing else has that package;
+    write no bytecode, and remember which modules came from there."""
+    entries, wrote = [folder], sys.dont_write_bytecode
+    home = home_of(folder)
+    if home != folder and importlib.util.find_spec(folder.relative_to(home).parts[0]) is None:
+        entries.append(home)
     before = set(sys.modules)
-    sys.path.insert(0, entry)
+    sys.path[:0] = map(str, entries)
     sys.dont_write_bytecode = True
     try:
         yield
     finally:
         sys.dont_write_bytecode = wrote
-        if entry in sys.path:
-            sys.path.remove(entry)
-        _siblings.update(name for name in set(sys.modules) - before if _lies_in(name, folder))
+        for entry in map(str, entries):
+            if entry in sys.path:
+                sys.path.remove(entry)
+        new = set(sys.modules) - before
+        _siblings.update(name for name in new if any(_lies_in(name, entry) for entry in entries))
+        _siblings.update(name for name in new if name.partition(".")[0] in _siblings)
+
+
+def home_of(folder: Path) -> Path:
+    """The folder that the package of a folder is imported from, the first above that is no package; the folder itself
+    where it is none."""
+    return next(place for place in (folder, *folder.parents) if not (place / "__init__.py").is_file())
 
 
 def at_home(function: Callable[P, T], folder: Path) -> Callable[P, T]:

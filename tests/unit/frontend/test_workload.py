@@ -311,6 +311,21 @@ def test_two_folders_may_each_have_their_own_layers(write):
     assert [m.in_features for m in models] == [3, 4]
 
 
+def test_a_file_of_a_package_finds_it_by_its_name_early_and_late(write):
+    """Two packages of a repository, of one name and neither installed, each with its own modules."""
+    text = "import torch\nfrom own_nets.layers import width\ndef model(): return torch.nn.Linear(width, 2)\n"
+    text += "def inputs():\n    from own_nets.late import rows\n    return (torch.randn(rows, width),)\n"
+    before = list(sys.path)
+    for folder, width in (("a", 3), ("b", 4)):
+        write(f"{folder}/own_nets/__init__.py", "")
+        write(f"{folder}/own_nets/layers.py", f"width = {width}\n")
+        write(f"{folder}/own_nets/late.py", f"rows = {2 * width}\n")
+        write(f"{folder}/own_nets/net.py", text)
+    made = [resolve(f"{folder}/own_nets/net.py").inputs()[0].shape for folder in "ab"]
+    assert made == [(6, 3), (8, 4)]
+    assert sys.path == before
+
+
 def test_a_failed_file_leaves_no_module_behind(write):
     write("layers.py", "width = 4\n")
     before = set(sys.modules)
