@@ -33,6 +33,8 @@ HOST = "host"
 REPLAYED = "--cuda-graph"
 #: the option of perfect fusion, which no compiler reaches
 UNREACHED = "--policy ideal"
+#: what tables of levers say of it
+UNREACHED_NOTE = "perfect fusion: what no compiler can beat"
 #: of the time, the least that a lever saves to be worth naming
 NOTABLE = 0.01
 

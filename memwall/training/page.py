@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import memwall.report.columns as col
-from memwall.analysis.levers import HOST, as_would
+from memwall.analysis.levers import HOST, UNREACHED, UNREACHED_NOTE, as_would
 from memwall.analysis.verdict import capital
 from memwall.core.units import counted, duration, listed, percent, size
 from memwall.report.document import Block, Document, Picture, Section, Sentence, Table, known_facts
@@ -171,7 +171,8 @@ class TrainingReport(Report):
             for each in changes
         ]
         specs = "with: 0, a step: 1 right, less: 2 %, peak memory: 3 right, fits: 4, option: 5"
-        return col.listing("", rows, specs, f"peak memory: {PEAK}")
+        bound = f"; {UNREACHED_NOTE}" * any(each.options == UNREACHED for each in changes)
+        return col.listing("", rows, specs, f"peak memory: {PEAK}{bound}")
 
     @property
     def _scaled(self) -> tuple[Scaled, ...]:
