@@ -252,6 +252,12 @@ def test_a_deployment_fills_steps_as_its_engine_does(read, engine, chunked):
     assert (policy.chunked, policy.token_budget, policy.max_batch) == (chunked, 8192, 2048)
 
 
+def test_engines_of_prompts_do_not_cut_them(read):
+    """TensorRT-LLM's enable_chunked_prefill is off by default."""
+    (sample,) = read(STATED).of(Deployment)
+    assert (sample.policy(sample.prompts).chunked, sample.policy(sample.decodes).chunked) == (False, True)
+
+
 #: all GPUs of a deployment of SGLang on GB200
 WHOLE = {**APART, "backend": "sglang", "system": "gb200", "isl": 8192, "concurrency": 384, "prefill_tp_size": 72,
          "decode_tp_size": 72}  # fmt: skip

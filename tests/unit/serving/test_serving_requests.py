@@ -77,6 +77,13 @@ def test_each_group_runs_a_prompt_of_its_own_however_long_it_is():
     assert simulate_requests(steps, trace(*rows), replace(policy, groups=3)).tallies[0].steps == 1
 
 
+def test_groups_and_stages_have_tokens_and_graphs_each():
+    """Four groups of two stages: 8 steps of 100 tokens are under way, of 40 sequences; a graph of 3 sequences of each
+    step holds 24 in all."""
+    found = replace(PLAIN, token_budget=100, max_batch=10, captured=(1, 3)).of_groups(4, 2)
+    assert (found.token_budget, found.max_batch, found.captured, found.groups) == (800, 40, (8, 24), 8)
+
+
 def test_a_full_cache_preempts_the_youngest_once():
     """Six blocks of 16 for two requests of 32 + 32 tokens. Each takes three blocks until the token after its 48th
     wants a fourth: at 16 decode steps the second one falls, and comes back for its prompt and 17 tokens when the first
