@@ -83,12 +83,14 @@ class Engines:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """Engines that are alike. With so many ``copies`` experts are placed by their load; None: they lie in their order.
-    ``batch`` are the most sequences of a group; None: as many as the engine takes by itself."""
+    ``batch`` and ``tokens`` are the most sequences and tokens of a step of a group; None: as the engine takes by
+    itself."""
 
     layout: Layout
     engines: int = 1
     copies: int | None = None
     batch: int | None = None
+    tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +192,8 @@ class Deployment(Timed):
         ``enable_chunked_prefill`` alone, which no recipe sets, and SGLang runs chunks one after another."""
         stated = (*(size for size in self.graphs if not 0 < largest <= size), *([largest] if largest else ()))
         whole = True if pool is self.prompts else None
-        asked = AskedPolicy(captured=stated if self.graphs else None, max_batch=pool.batch, whole_prompts=whole)
+        captured = stated if self.graphs else None
+        asked = AskedPolicy(max_batch=pool.batch, token_budget=pool.tokens, whole_prompts=whole, captured=captured)
         return asked.of(load_engine(self.engine), self.gpu, pool.layout, 1 + self.draft_tokens)
 
     def _speculation(self, steps: GpuSteps) -> Speculation | None:

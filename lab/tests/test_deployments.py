@@ -218,6 +218,8 @@ def test_a_row_has_the_drafts_of_its_recipe(read):
     sglang = {**UNSTATED, "backend": "sglang", "concurrency": 2, "isl": 8192, "decode_tp_size": 8}
     (sample,) = read(sglang).of(Deployment)
     assert (sample.draft_tokens, engines(sample)) == (2, [(6, 8, 1, 1), (1, 8, 1, 1)])
+    # max-running-requests of the engines that decode, chunked-prefill-size of the others
+    assert (sample.decodes.batch, sample.policy(sample.prompts).token_budget) == (16, 32768)
 
 
 #: 12 clients of TensorRT-LLM on B300, which InferenceX lists on 4 engines of 4 GPUs

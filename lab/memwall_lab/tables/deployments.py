@@ -255,6 +255,7 @@ class Latencies(TableKind):
             pools = (each for each in (deployed.decodes, deployed.prompts) if each.engines)
             decodes, *prompts = (Pool(layout=each.held(lone), engines=each.engines) for each in pools)
             decodes = replace(decodes, copies=deployed.copies, batch=deployed.batch)
+            prompts = [replace(pool, tokens=deployed.prompt_tokens) for pool in prompts]
         drafts = deployed.draft_tokens if deployed else 0
         groups = decodes.layout.dp if prompts else max(_count(record, "attention_dp_size"), 1)
         batch = groups * decodes.engines * _count(record, f"{prefixes[0]}batch_size")

@@ -44,7 +44,8 @@ class Listed:
 @dataclass(frozen=True, slots=True)
 class Deployed:
     """A deployment; one engine has no others for prompts. ``draft_tokens``: 0 without speculation; ``copies`` and
-    ``batch`` are those of the engines that decode, as of :class:`~memwall_lab.deployments.Pool`."""
+    ``batch`` of the engines that decode, and ``prompt_tokens`` of the others, as of
+    :class:`~memwall_lab.deployments.Pool`."""
 
     clients: tuple[int, ...]
     draft_tokens: int
@@ -52,6 +53,7 @@ class Deployed:
     decodes: Listed
     copies: int | None = None
     batch: int | None = None
+    prompt_tokens: int | None = None
 
     @property
     def gpus(self) -> int:
@@ -76,7 +78,7 @@ def _lists() -> Mapping[Load, list[Deployed]]:
             for kind in ("prompt", "decode")
         )
         clients = tuple(map(int, row["clients"].split()))
-        stated = (int(row[name]) if row[name] else None for name in ("copies", "batch"))
+        stated = (int(row[name]) if row[name] else None for name in ("copies", "batch", "prompt_tokens"))
         each = Deployed(clients, int(row["draft_tokens"]), *kinds, *stated)
         found.setdefault(load_of(row, "quantisation"), []).append(each)
     return found
