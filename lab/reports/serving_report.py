@@ -71,7 +71,7 @@ Of rows with prompts and decodes apart five kinds stay off:
 - H200, SGLang, 2 draft tokens: tokens are too fast by more than a third. Drafts make them 1.1 to 1.3 times as fast as without where few
   clients ask, so that fewer guesses are right than is assumed.
 - TTFT of TensorRT-LLM where no recipe was found (H100, GB200 in 2025), with 3 to 60 clients, which get a first token after 2 to 38
-  seconds: it is too short by up to 99 %. TTFT of SGLang is too short by 45 % in the median.
+  seconds: it is too short by up to 99 %. TTFT of SGLang is too short by 44 % in the median.
 - TTFT where prompts of 8,192 tokens keep their engines busy, B300 and GB200 with TensorRT-LLM: it is too long, by up to four times. The
   experts of a prompt step take almost half of its time.
 
