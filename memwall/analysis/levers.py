@@ -34,7 +34,9 @@ REPLAYED = "--cuda-graph"
 #: the option of perfect fusion, which no compiler reaches
 UNREACHED = "--policy ideal"
 #: what tables of levers say of it
-UNREACHED_NOTE = "perfect fusion: what no compiler can beat"
+#: kinds of levers, what can be done first -> what a table says of them
+KINDS = {"software": "what you can change", "hardware": "another GPU, host or link", "bound": "what no compiler beats"}
+KIND_NOTE = "kind: " + ", ".join(f"{kind} is {told}" for kind, told in KINDS.items())
 #: of the time, the least that a lever saves to be worth naming
 NOTABLE = 0.01
 
@@ -83,9 +85,9 @@ class Lever:
         return self.saved_s / (self.time_s + self.saved_s) if self.saved_s else 0.0
 
     @property
-    def is_bound(self) -> bool:
-        """Whether it is a bound on what could be saved, which nothing that one can run reaches."""
-        return self.options == UNREACHED
+    def kind(self) -> str:
+        """As :func:`kind_of` its options."""
+        return kind_of(self.options)
 
 
 def levers(profile: Profile, schedule: Schedule) -> tuple[Lever, ...]:
@@ -99,10 +101,22 @@ def levers(profile: Profile, schedule: Schedule) -> tuple[Lever, ...]:
 
 
 def ranked(made: Iterable[MadeLever], now_s: float) -> tuple[Lever, ...]:
-    """The levers of what takes ``now_s``, the largest first, and bounds after all that can be done."""
+    """The levers of what takes ``now_s``: by kind, as :data:`KINDS` has them, and the largest of a kind first."""
+    order = {kind: place for place, kind in enumerate(KINDS)}
     found = [Lever(name, options, wall, time_s, now_s - time_s) for name, options, wall, time_s in made]
     # what a full queue hides is equal but for the last bits of its sums
-    return tuple(sorted(found, key=lambda lever: (lever.is_bound, -round(lever.saved_s / (now_s or 1.0), 9))))
+    return tuple(sorted(found, key=lambda lever: (order[lever.kind], -round(lever.saved_s / (now_s or 1.0), 9))))
+
+
+#: how the options of a lever begin that changes a number of the machine, but for the dtype of the products
+_MACHINE, _DTYPE = "--what-if", "--what-if dtype="
+
+
+def kind_of(options: str) -> str:
+    """The kind of a lever, one of :data:`KINDS`, by the options that show it."""
+    if options == UNREACHED:
+        return "bound"
+    return "hardware" if options.startswith(_MACHINE) and not options.startswith(_DTYPE) else "software"
 
 
 def bound_by(found: Sequence[Lever], shares: Mapping[str, float], time_s: float) -> Lever | None:

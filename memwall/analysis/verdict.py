@@ -12,7 +12,7 @@ from memwall.analysis.communication import message_rows
 from memwall.analysis.levers import HOST, NOTABLE, Lever, as_would, bound_by, levers
 from memwall.analysis.pipes import main_pipe, mfu_base
 from memwall.analysis.table import share, sums
-from memwall.core.units import bandwidth, counted, duration, flops, percent, size
+from memwall.core.units import bandwidth, counted, duration, flops, listed, percent, size
 from memwall.perfmodel.roofline import LINK, Estimate, launch_floor_s
 from memwall.record.kernels import peak_place, wall_shares
 from memwall.record.profile import Profile
@@ -86,15 +86,25 @@ def _hosted(binding: Lever | None, found: Sequence[Lever], schedule: Schedule) -
 
 
 def named(found: Sequence[Lever], time_s: float) -> str:
-    """``Fusion by memwall would save 454.48 us of the 1.09 ms (41.9 %, --policy memwall); then ...``"""
-    largest = [lever for lever in found[:MOST_NAMED] if saving(lever.saved_s)]
+    """``Fusion by memwall would save 454.48 us of the 1.09 ms (41.9 %, --policy memwall); then ...``, of the largest
+    levers, a bound among them where there is nothing else."""
+    some = [lever for lever in found if saving(lever.saved_s)]
+    reached = [lever for lever in some if lever.kind != "bound"] or some
+    least_s = sorted((lever.saved_s for lever in reached), reverse=True)[:MOST_NAMED][-1:]
+    largest = [lever for lever in reached if lever.saved_s >= least_s[0]][:MOST_NAMED]
     if not largest:
         return f"No lever that memwall knows shortens the {duration(time_s)}." if found else ""
     first, *others = largest
     text = f"{capital(first.name)} would save {saving(first.saved_s)} of the {duration(time_s)}"
     text += f" ({percent(first.share)}, {first.options})"
-    rest = " and ".join(f"{lever.name} {saving(lever.saved_s)} ({lever.options})" for lever in others)
-    return f"{text}; then {rest}." if rest else f"{text}."
+    for kind, joined in (first.kind, "then"), *((kind, _OTHERS[kind]) for kind in _OTHERS if kind != first.kind):
+        told = [f"{lever.name} {saving(lever.saved_s)} ({lever.options})" for lever in others if lever.kind == kind]
+        text += f"; {joined} {listed(told)}" if told else ""
+    return f"{text}."
+
+
+#: levers of another kind than the first one -> what stands before them
+_OTHERS = {"hardware": "of other hardware"}
 
 
 def _walled(profile: Profile, schedule: Schedule, binding: Lever | None, found: Sequence[Lever]) -> str:
@@ -113,7 +123,21 @@ def _walled(profile: Profile, schedule: Schedule, binding: Lever | None, found: 
     if not kernels:
         return f"{told}."
     details = f"{percent(shares[wall])} of the time goes to kernels {_DETAILS[wall](profile, schedule, kernels)}."
-    return f"{told}: {details}" if binding is None or binding.wall == HOST else f"{told}. {details}"
+    if binding is None or binding.wall == HOST:
+        return f"{told}: {details}"
+    return f"{told}. {details}{_beside(binding, found, shares, time_s)}"
+
+
+def _beside(binding: Lever, found: Sequence[Lever], shares: Mapping[str, float], time_s: float) -> str:
+    """Why a wall does not bind that limits the kernels of more of the time than the one that does."""
+    wall = max(shares, key=shares.__getitem__)
+    other = bound_by([lever for lever in found if lever.wall == wall], shares, time_s)
+    if wall == binding.wall or other is None:
+        return ""
+    return (
+        f" Kernels that {wall} limits take more, {percent(shares[wall])}, but {other.name} would save less:"
+        f" {saving(other.saved_s) or 'nothing'}."
+    )
 
 
 def _misfit(profile: Profile, schedule: Schedule) -> str:

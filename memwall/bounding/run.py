@@ -327,7 +327,9 @@ def _why(ran: _Ran) -> str:
     told = explanations(ran.made, ran.schedule, str(longest.id))[0]
     share = longest.time_s / (ran.run.time_s or 1.0)
     of = "" if len(kernels) == 1 else f"{longest.name} takes {percent(share, 0)} of it. "
-    return of + " ".join(told.launches)
+    floor_s = longest.overhead_s - longest.wait_s
+    floor = f" The minimum time of a kernel, its launch included, is {duration(floor_s)} more." if floor_s > 0 else ""
+    return of + " ".join(told.launches) + floor
 
 
 def _levers(ran: _Ran) -> Iterator[str]:

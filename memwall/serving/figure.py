@@ -75,11 +75,12 @@ def serving_chart(found: SavedServing) -> Chart:
     best = {each.best for each in found.choices if each.best}
     panels = [_drawn(panel, engines, looks, found.objectives, best) for panel in _PANELS if _known(panel, found.ran)]
     legend = [(gpu, _look(i, 0).color, _look(i, 0).shape) for i, gpu in enumerate(gpus)]
-    if found.objectives:
-        legend += [("hollow: misses an objective", "ink", "hollow"), ("objective", "ink", "dashed")]
+    if any(point.misses for point in found.ran):
+        legend.append(("hollow: misses an objective", "ink", "hollow"))
     dashes = [f"{count} GPU{'s' * (count > 1)} to a model" for count in shares]
     heading = "dashes, from none: " + ", ".join(dashes) if len(shares) > 1 else ""
     notes = ["bands: 80 % range"] if any(_spread(panel, found.ran) for panel in _PANELS) else []
+    notes += ["shaded, up to a dashed line: what keeps the objectives"] if found.objectives else []
     notes += ["a black ring around a point: the cheapest that keeps all"] if best else []
 
     def note(scene: Scene) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import memwall.report.columns as col
-from memwall.analysis.levers import NOTABLE
+from memwall.analysis.levers import KIND_NOTE, NOTABLE
 from memwall.analysis.quantities import ANSWERS
 from memwall.analysis.verdict import MOST_NAMED
 from memwall.core.errors import UsageError
@@ -152,7 +152,7 @@ _NOTE = (
 )
 _LEVER_NOTE = (
     "the same load with one change, which the option shows, added to the command or in place of its own; of: what is "
-    "saved of, TPOT or TTFT; the largest of each, without what saves less than 1 %"
+    f"saved of, TPOT or TTFT; the first of each, without what saves less than 1 %; {KIND_NOTE}"
 )
 _OUTCOME_NOTE = (
     "decode: a step of as many sequences as decode before; prompt: the longest, computed alone; both with the engine's "
@@ -197,7 +197,7 @@ def _choices(found: SavedServing) -> list[str]:
         best = (each.best or "").removesuffix(f", {each.load}")
         loads.setdefault((best, each.cheaper or "", each.unmet), []).append(each.load)
     return [
-        f"The cheapest that keeps {wanted} with {listed(under)}: {best}."
+        f"The cheapest that keeps {wanted} with {' or '.join(under)}: {best}."
         + (f" The next cheaper one, {cheaper}." if cheaper else "")
         if best
         else f"With {listed(under)} {unmet}."
@@ -256,7 +256,8 @@ def _verdicts(verdicts: Sequence[ServedVerdict]) -> list[Block]:
         col.text("of", [_FIGURES[phase.figure] for _, phase, _ in found]),
         *col.of(
             [lever for *_, lever in found],
-            "lever: name name, saved: saved_s s, share: share %, with: time_s s like saved_s?, option: options prose",
+            "lever: name name, kind: kind, saved: saved_s s, share: share %, with: time_s s like saved_s?,"
+            "option: options prose",
         ),
     ]
     return [*told, col.table("What would make it faster", columns, _LEVER_NOTE)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import memwall.report.columns as col
 from memwall.analysis.kernel_kinds import KINDS
+from memwall.analysis.levers import KIND_NOTE, NOTABLE
 from memwall.analysis.modules import module_tree
 from memwall.analysis.pipes import mfu_note, peaks_text
 from memwall.analysis.quantities import ANSWERS
@@ -285,13 +286,16 @@ def _lever_table(entries: Sequence[Entry]) -> list[Block]:
                 f" {len(entries):,}: memwall compare of fewer has it, and memwall profile of one."
             )
         ]
-    found = [(entry, lever, not i) for entry in entries for i, lever in enumerate(entry.levers[:MAX_LEVERS])]
+    notable = ((entry, [lever for lever in entry.levers if lever.share >= NOTABLE]) for entry in entries)
+    found = [(entry, lever, not i) for entry, own in notable for i, lever in enumerate(own[:MAX_LEVERS])]
     rows = [lever for _, lever, _ in found]
     columns = [
         col.names("of", [entry.label if is_first else "" for entry, _, is_first in found]),
-        *col.of(rows, "would help: name name, saved: saved_s s, of the step: share %, option: options prose"),
+        *col.of(
+            rows, "would help: name name, kind: kind, saved: saved_s s, of the step: share %, option: options prose"
+        ),
     ]
-    note = "saved: by memwall profile with the option"
+    note = f"saved: by memwall profile with the option; {KIND_NOTE}"
     return [col.table("What would make it faster", columns, note)] if rows else []
 
 

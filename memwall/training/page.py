@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import memwall.report.columns as col
-from memwall.analysis.levers import HOST, UNREACHED, UNREACHED_NOTE, as_would
+from memwall.analysis.levers import HOST, KIND_NOTE, NOTABLE, as_would, kind_of
 from memwall.analysis.verdict import capital
 from memwall.core.units import counted, duration, listed, percent, size
 from memwall.report.document import Block, Document, Picture, Section, Sentence, Table, known_facts
@@ -56,7 +56,11 @@ class TrainingReport(Report):
         fits = Sentence(self._fits, strong=not self.found.fits())
         answer: list[Block] = [*self._verdict(), fits]
         if self.found.changes:
-            answer.append(self._changes(self.found.changes)._replace(title="What would make it faster"))
+            notable = [
+                each for each in self.found.changes if each.step.time_s <= (1 - NOTABLE) * self.found.step.time_s
+            ]
+            if notable:
+                answer.append(self._changes(notable)._replace(title="What would make it faster"))
         if kind == "html":
             answer.append(Picture(parts_chart(_parts(self.found)), "where the time of a step goes"))
         sections = [
@@ -162,6 +166,7 @@ class TrainingReport(Report):
         rows = [
             (
                 each.name,
+                kind_of(each.options),
                 duration(each.step.time_s),
                 1 - each.step.time_s / now_s,
                 size(self.found.held_bytes(each.step)),
@@ -170,9 +175,8 @@ class TrainingReport(Report):
             )
             for each in changes
         ]
-        specs = "with: 0, a step: 1 right, less: 2 %, peak memory: 3 right, fits: 4, option: 5"
-        bound = f"; {UNREACHED_NOTE}" * any(each.options == UNREACHED for each in changes)
-        return col.listing("", rows, specs, f"peak memory: {PEAK}{bound}")
+        specs = "with: 0, kind: 1, a step: 2 right, less: 3 %, peak memory: 4 right, fits: 5, option: 6"
+        return col.listing("", rows, specs, f"peak memory: {PEAK}; {KIND_NOTE}")
 
     @property
     def _scaled(self) -> tuple[Scaled, ...]:

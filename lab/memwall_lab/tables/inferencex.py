@@ -73,13 +73,13 @@ class Deployed:
 def _lists() -> Mapping[Load, list[Deployed]]:
     found: dict[Load, list[Deployed]] = {}
     for _, row in read_csv(Path(__file__).with_suffix(".csv")):
-        kinds = (
+        prompts, decodes = (
             Listed(int(row[f"{kind}_engines"]), int(row[f"{kind}_gpus"]), row[f"{kind}_split"])
             for kind in ("prompt", "decode")
         )
         clients = tuple(map(int, row["clients"].split()))
-        stated = (int(row[name]) if row[name] else None for name in ("copies", "batch", "prompt_tokens"))
-        each = Deployed(clients, int(row["draft_tokens"]), *kinds, *stated)
+        copies, batch, tokens = (int(row[name]) if row[name] else None for name in ("copies", "batch", "prompt_tokens"))
+        each = Deployed(clients, int(row["draft_tokens"]), prompts, decodes, copies, batch, tokens)
         found.setdefault(load_of(row, "quantisation"), []).append(each)
     return found
 

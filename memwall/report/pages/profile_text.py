@@ -10,7 +10,7 @@ from itertools import groupby
 import memwall.report.columns as col
 from memwall.analysis.dtypes import emulations
 from memwall.analysis.explanation import calibration_text, choices_text
-from memwall.analysis.levers import NOTABLE, UNREACHED_NOTE
+from memwall.analysis.levers import KIND_NOTE, NOTABLE
 from memwall.analysis.pipes import main_pipe, peaks_text
 from memwall.analysis.savings import policy_sets
 from memwall.analysis.table import phase_rows
@@ -87,9 +87,8 @@ def lever_tables(found: Verdict) -> list[Table]:
     rows = found.notable
     note = "the same step with one change, which the option shows, added to the command; what saves less than"
     note += f" {percent(NOTABLE, 0)} is left out"
-    if any(lever.is_bound for lever in rows):
-        note += f"; {UNREACHED_NOTE}"
-    specs = "lever: name name, saved: saved_s s, of the step: share %, with: time_s s like saved_s?,"
+    note += f"; {KIND_NOTE}"
+    specs = "lever: name name, kind: kind, saved: saved_s s, of the step: share %, with: time_s s like saved_s?,"
     specs += "option: options prose"
     return [col.listing("What would make it faster", rows, specs, note)] if rows else []
 
