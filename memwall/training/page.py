@@ -175,7 +175,7 @@ class TrainingReport(Report):
             )
             for each in changes
         ]
-        specs = "with: 0, kind: 1, a step: 2 right, less: 3 %, peak memory: 4 right, fits: 5, option: 6"
+        specs = "with: 0, kind: 1, a step: 2 right, less: 3 %, option: 6, peak memory: 4 right, fits: 5"
         return col.listing("", rows, specs, f"peak memory: {PEAK}; {KIND_NOTE}")
 
     @property

@@ -9,8 +9,8 @@ import importlib.util
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
@@ -124,15 +124,23 @@ def _silenced() -> Iterator[None]:
         os.close(nothing)
 
 
-@contextmanager
-def importable(folder: Path) -> Iterator[None]:
+def importable(folder: Path) -> AbstractContextManager[None]:
     """Put a folder first on ``sys.path``, and behind it the home of its package where nothing else has that package;
     write no bytecode, and remember which modules came from there."""
-    entries, wrote = [folder], sys.dont_write_bytecode
+    return _importable(_entries(folder))
+
+
+def _entries(folder: Path) -> Sequence[Path]:
     home = home_of(folder)
-    if home != folder and importlib.util.find_spec(folder.relative_to(home).parts[0]) is None:
-        entries.append(home)
-    before = set(sys.modules)
+    if home == folder or importlib.util.find_spec(folder.relative_to(home).parts[0]) is not None:
+        return (folder,)
+    return folder, home
+
+
+@contextmanager
+def _importable(entries: Sequence[Path]) -> Iterator[None]:
+    """What Dynamo captures too, around the user's function: no file is asked for here."""
+    before, wrote = set(sys.modules), sys.dont_write_bytecode
     sys.path[:0] = map(str, entries)
     sys.dont_write_bytecode = True
     try:
@@ -155,10 +163,11 @@ def home_of(folder: Path) -> Path:
 
 def at_home(function: Callable[P, T], folder: Path) -> Callable[P, T]:
     """A function of the user's that still finds its neighbours when it imports them late."""
+    entries = _entries(folder)
 
     @functools.wraps(function, updated=())
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        with importable(folder):
+        with _importable(entries):
             return function(*args, **kwargs)
 
     return call

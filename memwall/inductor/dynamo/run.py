@@ -20,8 +20,11 @@ from memwall.record.capture import REAL_BYTES, Break, Capture, Guard, PartialGra
 GUARDS_SHOWN = 40
 
 #: Parts of guards' names that belong to the tracer: modules that it has and that it loads a file as, modes that it
-#: enters, and the folder of a file's function.
-_OURS = ("__import_memwall_", "torch_function_mode_stack", "__closure__[0].cell_contents._str")
+#: enters, and the folders of a file's function.
+_OURS = (
+    "__import_memwall_", "torch_function_mode_stack",
+    *(f"__closure__[0].cell_contents[{number}]._str" for number in (0, 1)),
+)  # fmt: skip
 
 #: Dynamo's names of the modules that it found functions in; guards on those are counted and not listed.
 _IMPORTED = "G['__import_"

@@ -384,7 +384,7 @@ def test_guards_do_not_say_where_a_file_lies(tmp_path):
     workload = resolve(str(tmp_path / "net.py"), mode="training")
     found = capture(workload, TRAINING, trace(workload, TRAINING).graph)
     assert any(guard.name.startswith("loss") for guard in found.guards)
-    assert str(tmp_path) not in json.dumps(write(found))
+    assert str(tmp_path) not in json.dumps(write(found)) and not found.breaks
 
 
 def test_the_record_holds_it_as_json():
