@@ -112,7 +112,8 @@ def _linked(section: Section, contents: list[str], where: str = "") -> str:
     if not section.heading:
         return section_html(section)
     name = f"part-{len(contents) + 1}"
-    contents.append(f'<a href="#{name}"{where}>{escape(section.heading)}</a>\n')
+    short = section.heading.partition(" (")[0]  # a GPU's name, without its datasheet
+    contents.append(f'<a href="#{name}"{where}>{escape(short)}</a>\n')
     return section_html(section, name)
 
 

@@ -233,7 +233,7 @@ class SavedServing:
         raw = read_json(Path(path))
         check_schema(raw, _FAMILY, int(_VERSION), str(path))
         try:
-            return read(cls, raw)
+            return read(cls, {"media": raw.get("images", ""), **raw})  # older records have images alone
         except BadRecord as error:
             raise UsageError(f"{path}: {error}") from None
 
@@ -269,7 +269,7 @@ def saved(
         engine=first.asked.engine.name,
         draft=found.draft or None,
         max_context=model.max_context,
-        requests=requests_text(found),
+        requests=requests_text(found.points[0], found.model),
         media=media_text(found),
         weights_bytes=model.served.weights_bytes(first.layout),
         kv_bytes_per_token=kv,

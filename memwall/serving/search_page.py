@@ -17,6 +17,7 @@ from memwall.report.pages.search import SearchReport
 from memwall.serving.candidates import objective_text
 from memwall.serving.figure import fitted_axis
 from memwall.serving.launch.writing import launch_line, options_of_point
+from memwall.serving.wording import requests_text
 
 if TYPE_CHECKING:
     from memwall.serving.search import EngineChoice, Found
@@ -38,17 +39,19 @@ def engines_page(found: Found, top: int = 10) -> SearchReport:
     read = lambda name: QUANTITIES[name].read("serve", found.best.candidate)  # noqa: E731
     times = " and ".join(f"{said} {duration(read(name))}" for name, said in (("ttft_s", "TTFT"), ("tpot_s", "TPOT")))
     held = f"{read('largest_batch'):,.0f}"
+    load = f"{found.best.point.load}, {requests_text(found.best.point, found.best.point.asked.model)}"
     return SearchReport(
         title=f"{found.name}: search",
         best=f"The cheapest{f' that keeps {wanted}' if wanted else ''}: {_text(found.best)}.",
         figures=f"{held} sequences fit in an engine; {times}; limited by {read('limited_by')}.",
-        counted=f"{counted(found.count, 'candidate')}, {simulated:,} of which were simulated{said}.",
+        counted=f"Under {load}: {counted(found.count, 'candidate')}, {simulated:,} of which were simulated{said}.",
         pruned=found.pruned,
         heading="The cheapest that keep all objectives" if found.objectives else "The cheapest",
         table=lambda: _table(found, top),
         head={
             "schema": SCHEMA,
             "target": found.target,
+            "load": load,
             "objectives": [limit.text for limit in found.objectives],
             "candidates": found.count,
             "commands": commands_of(found.best, found.target),

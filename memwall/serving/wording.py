@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from memwall.core.units import counted, duration
-from memwall.serving.answer import Serving
+from memwall.serving.answer import Point, Serving
+from memwall.serving.model import Model
 from memwall.serving.simulation.workload import RequestLoad
 
 
-def requests_text(found: Serving) -> str:
+def requests_text(point: Point, model: Model) -> str:
     """What requests are: their tokens, how these spread, and what they share."""
-    load = found.points[0].workload
+    load = point.workload
     if load.trace or load.pairs:
         usual = load.usual
         each = f"{load.count:,} of a trace" if load.trace else f"{load.count:,} of {counted(len(load.pairs), 'pair')}"
         shared = ", what they begin with alike is kept" if load.trace and load.reuses else _sessions(load)
         return f"{each}, {usual.prompt_tokens:,} tokens in and {usual.generated_tokens:,} out in the mean{shared}"
-    encoder = found.model.encoder
+    encoder = model.encoder
     if encoder:
         return f"{encoder:,} tokens to the encoder, {load.generate.nominal:,} out"
     after = " after the encoder" if encoder is not None else ""
     hit = f", {load.prefix_hit:.0%} of a prompt cached" if load.prefix_hit else ""
-    media = found.model.media
+    media = model.media
     front = "" if media is None else f" and {media.said} in front"
     text = f"{load.prompt.nominal:,} tokens in{front}{after}{hit}, {load.generate.nominal:,} out"
     text += load.prompt.spread and f", {load.prompt.spread}"
     text += _sessions(load)
-    fronts = " and ".join(found.model.fronts)
+    fronts = " and ".join(model.fronts)
     return f"{text}, all of text: {fronts} and what encodes them are not billed" if fronts else text
 
 
