@@ -75,7 +75,7 @@ OPTION_GROUPS: Mapping[str, str] = {
     " quantity github workload since least check",
     "Model and inputs": "mode batch seq dtype input dim kernel csv measured autocast optimizer prompt generate"
     " concurrency rate burst context lengths turns think system-prompt prefix-hit trace trace-scale requests client"
-    " global-batch image images video seconds no-grad assume real"
+    " global-batch image images frames audio video seconds no-grad assume real"
     " max-ops no-replay strict second-batch second-seq no-capture other-rank ncu hlo",
     "Hardware": "gpu gpus machines clock host cluster device",
     "Cost": "price kwh pue grams-per-kwh busy spot",

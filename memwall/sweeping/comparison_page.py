@@ -13,7 +13,7 @@ from memwall.analysis.levers import KIND_NOTE, NOTABLE
 from memwall.analysis.modules import module_tree
 from memwall.analysis.pipes import mfu_note, peaks_text
 from memwall.analysis.quantities import ANSWERS
-from memwall.core.units import duration, few, percent
+from memwall.core.units import duration, few, listed, percent
 from memwall.perfmodel.roofline import LINK, WALLS
 from memwall.report.document import Block, Column, Document, Picture, PictureChoice, Section, Sentence, Table, clean
 from memwall.report.figures.modules import METRICS, flame_chart
@@ -127,7 +127,16 @@ def _answer(comparison: Comparison) -> list[Block]:
     if comparison.kind == "machines":
         return [*moral(comparison.machines)]
     summary = (_summary if comparison.kind == "gpus" else _profiles_summary)(entries)
-    return [Sentence(summary, strong=True), *_emulated(entries), _speed_table(comparison), *_lever_table(entries)]
+    fitting = [Sentence(_fitting(entries))] if all(entry.fits is not None for entry in entries) else []
+    told = [Sentence(summary, strong=True), *fitting, *_emulated(entries)]
+    return [*told, _speed_table(comparison), *_lever_table(entries)]
+
+
+def _fitting(entries: Sequence[Entry]) -> str:
+    """Which entries do not fit into their GPU's memory, or that all do."""
+    if lacking := [clean(entry.label) for entry in entries if not entry.fits]:
+        return f"{listed(lacking)} {'do' if len(lacking) > 1 else 'does'} not fit into the GPU's memory."
+    return f"{'Each' if len(entries) > 1 else 'It'} fits into the memory of its GPU."
 
 
 _SECTIONS: dict[str, Callable[[Comparison], list[Section]]] = {
