@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 #: the file that transformers writes for several processors, and for each kind its key there and its own file
 _SHARED = "processor_config.json"
 _FILES = {"image_processor": "preprocessor_config.json", "video_processor": "video_preprocessor_config.json"}
+#: pixels that a processor of images is run on at most, of which each takes some 50 bytes meanwhile
+_MOST_PIXELS = 50_000_000
 #: processors of videos that keep the pixels of a frame between two bounds, or all pixels of a clip
 _OF_FRAMES, _OF_CLIPS = ("Qwen2VLVideoProcessor",), ("Qwen3VLVideoProcessor",)
 
@@ -40,12 +42,14 @@ def processed_images(folder: Path, asked: AskedModel) -> tuple[dict[str, ndarray
     processor; and a note, where there is one that cannot be run."""
     if _stated(folder, "image_processor") is None:
         return {}, ()
+    height, width = asked.stated_image
+    if asked.images * height * width > _MOST_PIXELS:
+        return {}, (f"the model's image processor is not run on more than {_MOST_PIXELS:,} pixels",)
     try:
         from PIL.Image import new
         from transformers import AutoImageProcessor
 
         processor: Any = AutoImageProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        height, width = asked.stated_image
         # PixtralProcessor has it make whole tokens
         whole = {"patch_size": asked.patch * asked.merge} if asked.vision.model_type == "pixtral" else {}
         made = processor([new("RGB", (width, height))] * asked.images, return_tensors="np", **whole)

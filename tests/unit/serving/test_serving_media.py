@@ -254,6 +254,12 @@ def test_a_processor_that_cannot_be_run_is_said(front):
     assert note.startswith("the model's image processor is not run: ")
 
 
+def test_a_processor_is_not_run_on_images_without_end(front):
+    """One of 200,000 x 200,000 pixels took all memory of the machine."""
+    (note,) = front(QWEN3, _image_processor("Qwen2VL", **_QWEN_PIXELS), images=1, image="8000x8000").notes
+    assert note == "the model's image processor is not run on more than 50,000,000 pixels"
+
+
 def test_a_server_bills_a_clip_and_says_it(save):
     if "qwen3_vl" not in CONFIG_MAPPING_NAMES:
         pytest.skip("this transformers has no qwen3_vl")
