@@ -35,7 +35,10 @@ REPLAYED = "--cuda-graph"
 UNREACHED = "--policy ideal"
 #: what tables of levers say of it
 #: kinds of levers, what can be done first -> what a table says of them
-KINDS = {"software": "what you can change", "hardware": "another GPU, host or link", "bound": "what no compiler beats"}
+KINDS = {
+    "software": "what you can change", "hardware": "another GPU, host or link, or more GPUs",
+    "bound": "what no compiler beats",
+}  # fmt: skip
 KIND_NOTE = "kind: " + ", ".join(f"{kind} is {told}" for kind, told in KINDS.items())
 #: of the time, the least that a lever saves to be worth naming
 NOTABLE = 0.01
@@ -108,8 +111,9 @@ def ranked(made: Iterable[MadeLever], now_s: float) -> tuple[Lever, ...]:
     return tuple(sorted(found, key=lambda lever: (order[lever.kind], -round(lever.saved_s / (now_s or 1.0), 9))))
 
 
-#: how the options of a lever begin that changes a number of the machine, but for the dtype of the products
-_MACHINE, _DTYPE = "--what-if", "--what-if dtype="
+#: how the options of a lever begin that changes a number of the machine, or takes more GPUs, but for the dtype of the
+#: products
+_MACHINE, _DTYPE = ("--what-if", "--tp "), "--what-if dtype="
 
 
 def kind_of(options: str) -> str:
