@@ -102,7 +102,10 @@ def search(
     and the formats of weights and cache.
 
     Args:
-        target: as :func:`memwall.serve` takes it; so are all options that are not named here.
+        target: as :func:`memwall.serve` takes it.
+        prompt, generate, lengths, images, frames, audio, image, prefix_hit, trace_scale, burst, turns, think,
+            system_prompt, requests, client, engine, utilization, routing, redundant, straggler, kwh, grams_per_kwh,
+            pue, busy, spot, slo: as of :func:`memwall.serve`.
         gpu: one or a list, each searched alone.
         gpus: the most GPUs of all engines together.
         concurrency, rate, trace: the whole load, which engines share by ``route``; one of them.

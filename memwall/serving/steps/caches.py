@@ -107,7 +107,8 @@ class CacheReader(TracedStep):
     def _series(self, place: str, size: int) -> int:
         """Entries of ``size`` numbers to which a token contributes, each by numbers of its own."""
         pairs = (region.ops for region in self._pairs(place) if region.place != place)
-        return max(self.graph.specs(self.graph.ops[i].outputs)[0].shape[-1] for ops in pairs for i in ops) // size
+        wide = (self.graph.specs(self.graph.ops[i].outputs)[0].shape[-1] for ops in pairs for i in ops)
+        return max(wide, default=size) // size
 
     def _shared(self, place: str, size: int) -> int:
         """Numbers of the tokens of the last entry that the next one is made of, too."""

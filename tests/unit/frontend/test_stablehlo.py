@@ -281,7 +281,7 @@ def test_symbolic_sizes_are_refused(tmp_path):
     sizes = jax.export.symbolic_shape("batch, 8")
     made = jax.export.export(jax.jit(jax.numpy.tanh), platforms=["cuda"])(array(*sizes))
     (tmp_path / "m.jax").write_bytes(made.serialize())
-    with pytest.raises(UsageError, match="was exported with symbolic sizes; export it with those of the inputs"):
+    with pytest.raises(UsageError, match="was exported with symbolic sizes; export it with sizes of the inputs"):
         memwall.profile(str(tmp_path / "m.jax"), gpu="h100-sxm")
 
 
