@@ -107,8 +107,7 @@ class CacheReader(TracedStep):
     def _series(self, place: str, size: int) -> int:
         """Entries of ``size`` numbers to which a token contributes, each by numbers of its own."""
         pairs = (region.ops for region in self._pairs(place) if region.place != place)
-        wide = (self.graph.specs(self.graph.ops[i].outputs)[0].shape[-1] for ops in pairs for i in ops)
-        return max(wide, default=size) // size
+        return max(self.graph.specs(self.graph.ops[i].outputs)[0].shape[-1] for ops in pairs for i in ops) // size
 
     def _shared(self, place: str, size: int) -> int:
         """Numbers of the tokens of the last entry that the next one is made of, too."""
@@ -149,10 +148,10 @@ class CacheReader(TracedStep):
         fixed, cached, data = self._split(read)
         _, stored, made = self._split(written)
         batch, _ = self._shape
-        if self._compresses(region):
+        place = region.place.rpartition(".")[0]
+        if self._compresses(region) and (opened := self._opened(place)):
             # a token's numbers are kept and, in the mean, read once more for an entry, which is written
-            place, itemsize = region.place.rpartition(".")[0], max(value.spec.itemsize for value in stored)
-            opened = self._opened(place)
+            itemsize = max(value.spec.itemsize for value in stored)
             series = self._series(place, min(value.spec.shape[-1] for value in stored))
             entry = opened // (2 * series)  # weighted values, of its series together
             return Between(
