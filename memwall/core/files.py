@@ -161,7 +161,7 @@ def read_csv(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, str]
 
 
 def whole(text: str) -> int | None:
-    """The whole number from 0, of up to 18 digits, that a cell or a word is; None where it is none."""
+    """A cell or a word as a whole number from 0, of up to 18 digits; None for any other text."""
     text = text.strip()
     return int(text) if text.isdecimal() and len(text) < 19 else None
 

@@ -188,7 +188,7 @@ class ToolCalls:
             ready.end(reason)
 
     def _process(self, kind: type[ToolRunner]) -> _Ready:
-        """The process that is ready for calls of a kind, started where there is none."""
+        """The process that is ready for calls of a kind; starts one if needed."""
         if kind not in self._ready:
             self._ready[kind] = _Ready(kind, self._own)
             self._group.start_soon(self._receive, self._ready[kind])

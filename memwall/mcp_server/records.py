@@ -56,7 +56,7 @@ class Records:
 
     def read(self, uri: str) -> tuple[str, str]:
         """The text of a resource and its type: ``HANDLE`` the whole record, ``HANDLE/json/N`` and ``HANDLE/text/N`` its
-        pages of :data:`PAGE` characters, the first at 1. Raises ``UsageError``: there is none."""
+        pages of :data:`PAGE` characters, the first at 1. Raises ``UsageError``: no such record or page."""
         handle, kind, page = _parts(uri)
         file = self.file_of(handle)
         if kind == "text":

@@ -156,8 +156,8 @@ def _importable(entries: Sequence[Path]) -> Iterator[None]:
 
 
 def home_of(folder: Path) -> Path:
-    """The folder that the package of a folder is imported from, the first above that is no package; the folder itself
-    where it is none."""
+    """The folder that a folder's package is imported from: the nearest one without ``__init__.py``, which may be the
+    folder itself."""
     return next(place for place in (folder, *folder.parents) if not (place / "__init__.py").is_file())
 
 

@@ -48,7 +48,7 @@ class FoundCommand:
 
 
 def find_command(launch: str | Path | Sequence[str]) -> FoundCommand:
-    """The command in words, in a text as a shell has it, or in a file. Raises UsageError: there is none, or several."""
+    """The command in words, in a text as a shell has it, or in a file. Raises UsageError: no command, or several."""
     if not isinstance(launch, (str, Path)):
         found, source = [*_in_words(tuple(launch))], "the words"
     elif isinstance(launch, Path) or (len(launch.split()) == 1 and Path(launch).is_file()):
@@ -69,7 +69,7 @@ def starts_engine(text: str) -> bool:
 
 
 def read_yaml(text: str, source: str) -> list[Any]:
-    """The documents of a YAML text. Raises UsageError: it is none; MissingError: PyYAML is not installed."""
+    """The documents of a YAML text. Raises UsageError: not YAML; MissingError: no PyYAML."""
     yaml: Any = need("yaml", "launch")
     try:
         return [each for each in yaml.safe_load_all(text) if each is not None]
