@@ -1,4 +1,5 @@
 """What would make a step faster, each change simulated again, the largest first; what no compiler reaches comes last.
+Pages have the changes that can be made in software first (:func:`by_kind`).
 
 A lever is an option of ``memwall profile``: with it the command takes the time that stands here, to the last digit.
 What a number of the GPU or of the host saves tells what the step is bound by (:func:`bound_by`).
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Protocol, TypeVar
 
 from memwall.analysis.dtypes import dtype_of
 from memwall.analysis.pipes import main_pipe
@@ -104,11 +105,10 @@ def levers(profile: Profile, schedule: Schedule) -> tuple[Lever, ...]:
 
 
 def ranked(made: Iterable[MadeLever], now_s: float) -> tuple[Lever, ...]:
-    """The levers of what takes ``now_s``: by kind, as :data:`KINDS` has them, and the largest of a kind first."""
-    order = {kind: place for place, kind in enumerate(KINDS)}
+    """The levers of what takes ``now_s``, the largest first, and bounds after all that can be done."""
     found = [Lever(name, options, wall, time_s, now_s - time_s) for name, options, wall, time_s in made]
     # what a full queue hides is equal but for the last bits of its sums
-    return tuple(sorted(found, key=lambda lever: (order[lever.kind], -round(lever.saved_s / (now_s or 1.0), 9))))
+    return tuple(sorted(found, key=lambda lever: (lever.kind == "bound", -round(lever.saved_s / (now_s or 1.0), 9))))
 
 
 #: how the options of a lever begin that changes a number of the machine, or takes more GPUs, but for the dtype of the
@@ -121,6 +121,20 @@ def kind_of(options: str) -> str:
     if options == UNREACHED:
         return "bound"
     return "hardware" if options.startswith(_MACHINE) and not options.startswith(_DTYPE) else "software"
+
+
+class _HasOptions(Protocol):
+    @property
+    def options(self) -> str: ...
+
+
+_Shown = TypeVar("_Shown", bound=_HasOptions)
+
+
+def by_kind(made: Iterable[_Shown]) -> list[_Shown]:
+    """Levers, or other changes that options show, by kind as :data:`KINDS` has them, each kind in the order given."""
+    order = tuple(KINDS)
+    return sorted(made, key=lambda each: order.index(kind_of(each.options)))
 
 
 def bound_by(found: Sequence[Lever], shares: Mapping[str, float], time_s: float) -> Lever | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memwall.analysis.communication import message_rows
-from memwall.analysis.levers import HOST, NOTABLE, Lever, as_would, bound_by, levers
+from memwall.analysis.levers import HOST, NOTABLE, Lever, as_would, bound_by, by_kind, levers
 from memwall.analysis.pipes import main_pipe, mfu_base
 from memwall.analysis.table import share, sums
 from memwall.core.units import bandwidth, counted, duration, flops, listed, percent, size
@@ -37,8 +37,8 @@ class Verdict:
 
     @property
     def notable(self) -> tuple[Lever, ...]:
-        """The levers that are worth a row: a share of :data:`memwall.analysis.levers.NOTABLE` and more."""
-        return tuple(lever for lever in self.levers if lever.share >= NOTABLE)
+        """The levers that are worth a row, a share of :data:`memwall.analysis.levers.NOTABLE` and more, by kind."""
+        return tuple(lever for lever in by_kind(self.levers) if lever.share >= NOTABLE)
 
 
 def verdict(profile: Profile, schedule: Schedule) -> Verdict:
@@ -88,7 +88,7 @@ def _hosted(binding: Lever | None, found: Sequence[Lever], schedule: Schedule) -
 def named(found: Sequence[Lever], time_s: float) -> str:
     """``Fusion by memwall would save 454.48 us of the 1.09 ms (41.9 %, --policy memwall); then ...``, of the largest
     levers, a bound among them where there is nothing else."""
-    some = [lever for lever in found if saving(lever.saved_s)]
+    some = [lever for lever in by_kind(found) if saving(lever.saved_s)]
     reached = [lever for lever in some if lever.kind != "bound"] or some
     least_s = sorted((lever.saved_s for lever in reached), reverse=True)[:MOST_NAMED][-1:]
     largest = [lever for lever in reached if lever.saved_s >= least_s[0]][:MOST_NAMED]

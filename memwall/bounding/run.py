@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
 from memwall.analysis.explanation import explanations
-from memwall.analysis.levers import NOTABLE, levers
+from memwall.analysis.levers import NOTABLE, by_kind, levers
 from memwall.analysis.whole_profile import limited_by
 from memwall.bounding.answer import BoundRun, BoundWall, KernelBound, KernelBounds, OtherBound
 from memwall.bounding.judging import judged
@@ -333,7 +333,7 @@ def _why(ran: _Ran) -> str:
 
 
 def _levers(ran: _Ran) -> Iterator[str]:
-    """What would make a run faster, the largest first."""
-    found = [each for each in levers(ran.made, ran.schedule) if each.share >= NOTABLE]
+    """What would make a run faster, by kind and the largest first."""
+    found = [each for each in by_kind(levers(ran.made, ran.schedule)) if each.share >= NOTABLE]
     for each in found[:_MOST_LEVERS]:
         yield f"{each.name}: {duration(each.time_s)}, {percent(each.share, 0)} less"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import memwall.report.columns as col
-from memwall.analysis.levers import KIND_NOTE, NOTABLE
+from memwall.analysis.levers import KIND_NOTE, NOTABLE, by_kind
 from memwall.analysis.quantities import ANSWERS
 from memwall.analysis.verdict import MOST_NAMED
 from memwall.core.errors import UsageError
@@ -225,7 +225,7 @@ def _first(verdict: ServedVerdict) -> str:
     """``; --tp 2 would save 37.3 % of TPOT and 22.0 % of TTFT``: what can be changed in software first."""
     saved: dict[str, list[str]] = {}
     for phase in verdict.phases:
-        for lever in phase.levers[:1]:
+        for lever in by_kind(phase.levers)[:1]:
             if lever.kind == "software" and lever.share >= NOTABLE:
                 saved.setdefault(lever.options, []).append(f"{percent(lever.share)} of {_FIGURES[phase.figure]}")
     return "".join(f"; {options} would save {listed(shares)}" for options, shares in saved.items())
@@ -261,7 +261,7 @@ def _verdicts(verdicts: Sequence[ServedVerdict]) -> list[Block]:
         (each, phase, lever)
         for each in verdicts
         for phase in each.phases
-        for lever in phase.levers[:MOST_NAMED]
+        for lever in by_kind(phase.levers)[:MOST_NAMED]
         if lever.share >= NOTABLE
     ]
     if not found:

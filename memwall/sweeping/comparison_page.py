@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import memwall.report.columns as col
 from memwall.analysis.kernel_kinds import KINDS
-from memwall.analysis.levers import KIND_NOTE, NOTABLE
+from memwall.analysis.levers import KIND_NOTE, NOTABLE, by_kind
 from memwall.analysis.modules import module_tree
 from memwall.analysis.pipes import mfu_note, peaks_text
 from memwall.analysis.quantities import ANSWERS
@@ -295,7 +295,7 @@ def _lever_table(entries: Sequence[Entry]) -> list[Block]:
                 f" {len(entries):,}: memwall compare of fewer has it, and memwall profile of one."
             )
         ]
-    notable = ((entry, [lever for lever in entry.levers if lever.share >= NOTABLE]) for entry in entries)
+    notable = ((entry, [lever for lever in by_kind(entry.levers) if lever.share >= NOTABLE]) for entry in entries)
     found = [(entry, lever, not i) for entry, own in notable for i, lever in enumerate(own[:MAX_LEVERS])]
     rows = [lever for _, lever, _ in found]
     columns = [

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import memwall.report.columns as col
-from memwall.analysis.levers import HOST, KIND_NOTE, NOTABLE, as_would, kind_of
+from memwall.analysis.levers import HOST, KIND_NOTE, NOTABLE, as_would, by_kind, kind_of
 from memwall.analysis.verdict import capital
 from memwall.core.units import counted, duration, listed, percent, size
 from memwall.report.document import Block, Document, Picture, Section, Sentence, Table, known_facts
@@ -56,9 +56,8 @@ class TrainingReport(Report):
         fits = Sentence(self._fits, strong=not self.found.fits())
         answer: list[Block] = [*self._verdict(), fits]
         if self.found.changes:
-            notable = [
-                each for each in self.found.changes if each.step.time_s <= (1 - NOTABLE) * self.found.step.time_s
-            ]
+            most_s = (1 - NOTABLE) * self.found.step.time_s
+            notable = by_kind(each for each in self.found.changes if each.step.time_s <= most_s)
             if notable:
                 answer.append(self._changes(notable)._replace(title="What would make it faster"))
         if kind == "html":
@@ -139,7 +138,7 @@ class TrainingReport(Report):
         takes = Sentence(told, strong=True)
         if not self.found.changes:
             return [takes]
-        first, binding = self.found.changes[0], self.found.bound_by
+        first, binding = by_kind(self.found.changes)[0], self.found.bound_by
         told = f"{capital(first.name)} would save {self._saving(first)} ({first.options})."
         if binding is None:
             return [takes, Sentence(told, strong=True)]

@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Unpack
 
-from memwall.analysis.levers import KINDS, NUMBERS, Number, kind_of
+from memwall.analysis.levers import NUMBERS, Number, kind_of
 from memwall.analysis.pipes import peaks_of, peaks_text, product_flops
 from memwall.analysis.whatif import GpuChange, parse_change
 from memwall.core.errors import UsageError
@@ -212,8 +212,7 @@ class Training(ShownResult):
         numbers of the hardware; what no compiler reaches comes last."""
         rows = chain(self._layouts(), self._policies(), (self.with_number(number) for number in NUMBERS))
         found = [each for each in rows if each.step.time_s < self.step.time_s]
-        order = list(KINDS)
-        return tuple(sorted(found, key=lambda change: (order.index(kind_of(change.options)), change.step.time_s)))
+        return tuple(sorted(found, key=lambda change: (kind_of(change.options) == "bound", change.step.time_s)))
 
     @property
     def bound_by(self) -> TrainingChange | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from memwall.analysis import quantities, table
-from memwall.analysis.levers import KINDS, kind_of, levers
+from memwall.analysis.levers import KINDS, by_kind, levers
 from memwall.analysis.verdict import verdict
 from memwall.core.errors import UsageError
 from memwall.fusion import eager_plan
@@ -186,8 +186,12 @@ def test_levers_by_hand(profile, old):
     # Thirteen launches of 1 us each take half of it.
     assert got["--what-if latency_s/=2"] == pytest.approx(13 * US / 2)
     assert got["--cuda-graph"] == got["--what-if dispatch_s/=2"] == 0
-    kinds = [[got[options] for options in got if kind_of(options) == kind] for kind in KINDS]
-    assert [saved_s for own in kinds for saved_s in sorted(own, reverse=True)] == [*got.values()]
+    assert [*got.values()] == sorted(got.values(), reverse=True)
+
+
+def test_pages_have_what_can_be_changed_in_software_first(profile, old):
+    shown = [(tuple(KINDS).index(lever.kind), -lever.saved_s) for lever in by_kind(levers(profile, old))]
+    assert shown == sorted(shown) and len({kind for kind, _ in shown}) == len(KINDS)
 
 
 def test_cuda_graphs_save_the_wait_for_the_cpu(profile):
