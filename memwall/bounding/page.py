@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import memwall.report.columns as col
+from memwall.analysis.levers import NOTABLE
 from memwall.bounding.answer import BoundRun, KernelBound, KernelBounds
 from memwall.core.units import bandwidth, duration, flop_rate, flops, intensity, percent, size
 from memwall.report.document import Block, Document, Picture, Section, Sentence, Table, known_facts
@@ -17,8 +18,10 @@ from memwall.report.kinds import Report
 
 #: what a run is called
 _NAMES = {"eager": "libraries, op by op", "inductor": "torch.compile", "memwall": "fused by memwall"}
-#: levers that a terminal shows, where no measured time says more
-_LEVERS = 2
+#: what the run of the user's own kernels is called
+_LAUNCHED = "as launched"
+#: changes that a terminal shows
+_LEVERS = 1
 #: columns of CSV → how each is read
 _COLUMNS = ("gpu", "flops", "dram_bytes", "bound_s", "time_s", "low_s", "high_s", "limited_by", "bound_by")
 
@@ -39,8 +42,10 @@ class BoundReport(Report):
     def document(self, kind: str) -> Document:
         name, answers = self.found.name, self.found.answers
         if len(answers) == 1:
-            return Document(f"{name} on {answers[0].gpu}", [], _blocks(answers[0], kind))
-        return Document(name, [Section(answer.gpu, _blocks(answer, kind)) for answer in answers])
+            told = [_verdict(answers[0], ""), _helpful(answers[0], kind)]
+            return Document(f"{name} on {answers[0].gpu}", [Section("", _blocks(answers[0], kind))], _strong(told))
+        told = [f"{each.gpu}: {_verdict(each, each.gpu)} {_helpful(each, kind)}" for each in answers]
+        return Document(name, [Section(each.gpu, _blocks(each, kind)) for each in answers], _strong(told))
 
     def record(self) -> str:
         return self.found.to_json()
@@ -49,13 +54,16 @@ class BoundReport(Report):
         return _COLUMNS, (tuple(getattr(answer, name) for name in _COLUMNS) for answer in self.found.answers)
 
 
+def _strong(told: Sequence[str]) -> list[Block]:
+    return [Sentence(each, strong=True) for each in told if each]
+
+
 def _blocks(answer: KernelBound, kind: str) -> list[Block]:
-    blocks: list[Block] = [Sentence(_verdict(answer), strong=True)]
     others = (f"{wall.name} {duration(wall.time_s)}" for wall in answer.walls)
     work = f"{flops(answer.flops)}, {size(answer.dram_bytes)}"
     if answer.dram_bytes and answer.flops:
         work += f", {intensity(answer.flops / answer.dram_bytes)} FLOP/B"
-    blocks += [
+    blocks: list[Block] = [
         known_facts(
             ("work", work),
             ("alone", "; ".join(others)),
@@ -72,8 +80,6 @@ def _blocks(answer: KernelBound, kind: str) -> list[Block]:
         blocks.append(Sentence(f"What may be missing is {'; '.join(answer.measured.raised_by)}."))
     if answer.why:
         blocks.append(Sentence(f"Why {duration(answer.time_s)}: {answer.why}"))
-    if levers := answer.levers if kind != "text" else () if answer.measured else answer.levers[:_LEVERS]:
-        blocks.append(Sentence(f"Faster by {'; '.join(levers)}."))
     return blocks
 
 
@@ -97,8 +103,9 @@ def _picture(answer: KernelBound) -> Picture:
     return Picture(bars_chart(title, bars, unit=f"time, {unit} (line: 80 % range)", marks=(mark,)), title)
 
 
-def _verdict(answer: KernelBound) -> str:
-    """The bound and its wall; of a measured time, whether it is good."""
+def _verdict(answer: KernelBound, gpu: str) -> str:
+    """The bound and its wall; of a measured time, whether it is good, ``gpu`` being where it is taken to be measured if
+    there are several."""
     wall = next((wall for wall in answer.walls if wall.name == answer.bound_by), None)
     if wall is None:
         return "No kernel is needed: the target computes nothing and moves no byte."
@@ -108,16 +115,35 @@ def _verdict(answer: KernelBound) -> str:
     if measured is None:
         reached = percent(answer.bound_s / answer.time_s, 0) if answer.time_s else "100 %"
         return f"{told}. The fastest run below reaches {reached}."
+    run = duration(measured.time_s) + (f", if measured on {gpu}," if gpu else "")
     if not measured.possible:
-        return f"{duration(measured.time_s)} is below the bound. {measured.why}"
-    return (
-        f"{told}; a run of {duration(measured.time_s)} reaches {percent(measured.of_bound, 0)} of that. {measured.why}"
-    )
+        return f"{run} is below the bound. {measured.why}"
+    return f"{told}; a run of {run} reaches {percent(measured.of_bound, 0)} of that. {measured.why}"
+
+
+def _helpful(answer: KernelBound, kind: str) -> str:
+    """What would help first and the option that shows it: the fastest run where it is faster than the measured time,
+    or than the slowest run; what costs time in the user's own kernels; then what would make that run faster. Empty of a
+    time that is impossible."""
+    best, slowest, measured = answer.fastest, max(answer.runs, key=lambda run: run.time_s), answer.measured
+    if measured is not None and not measured.possible:
+        return ""
+    before_s = measured.time_s if measured else slowest.time_s
+    found = [f"{each.name}: {hint}" for each in answer.own for hint in each.hints]
+    if _name(best, answer) != _LAUNCHED and before_s - best.time_s >= NOTABLE * before_s > 0:
+        than = f"the {duration(before_s)}" if measured else _name(slowest, answer)
+        share = percent(1 - best.time_s / before_s, 0)
+        found.append(
+            f"{_name(best, answer)}: {duration(best.time_s)}, {share} less than {than} (--policy {best.policy})"
+        )
+    found += answer.levers
+    shown = found if kind != "text" else found[:_LEVERS]
+    return f"Look first at {'; then '.join(shown)}." if shown else ""
 
 
 def _name(run: BoundRun, answer: KernelBound) -> str:
     if run.policy == "eager" and len(answer.own) == run.kernels:
-        return "as launched"
+        return _LAUNCHED
     return _NAMES.get(run.policy, run.policy) + (f", {run.attention} attention" if run.attention else "")
 
 

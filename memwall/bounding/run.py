@@ -333,7 +333,9 @@ def _why(ran: _Ran) -> str:
 
 
 def _levers(ran: _Ran) -> Iterator[str]:
-    """What would make a run faster, by kind and the largest first."""
+    """What would make a run faster, by kind and the largest first, each with the option of ``memwall profile`` that
+    shows it."""
     found = [each for each in by_kind(levers(ran.made, ran.schedule)) if each.share >= NOTABLE]
     for each in found[:_MOST_LEVERS]:
-        yield f"{each.name}: {duration(each.time_s)}, {percent(each.share, 0)} less"
+        shown = f"{each.kind}, memwall profile {each.options}"
+        yield f"{each.name}: {duration(each.time_s)}, {percent(each.share, 0)} less ({shown})"

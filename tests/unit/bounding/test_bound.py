@@ -110,12 +110,27 @@ def test_the_runs_are_those_of_profile(tmp_path):
 
 
 @pytest.mark.parametrize("measured", [None, "700us", "100us"], ids=["predicted", "slow", "impossible"])
-def test_an_answer_has_fifteen_lines_on_a_terminal(measured):
+def test_an_answer_has_sixteen_lines_on_a_terminal(measured):
     found = bound(
         "softmax(mm(bf16[4096,8192], bf16[8192,4096]), -1)", gpu="h100", measured=measured, policy=["eager", "memwall"]
     )
     lines = [line for line in str(render(found, "text", width=120)).splitlines() if line.strip()]
-    assert len(lines) <= 15
+    assert len(lines) <= 16
+
+
+def test_the_first_action_is_fusion_with_its_option():
+    said = str(render(bound("x = f16[4096,4096]; softmax(x + 1, -1)", gpu="h100", policy=["eager", "memwall"]), "md"))
+    first = next(line for line in said.splitlines() if "Look first at " in line)
+    assert "Look first at fused by memwall: " in first
+    assert "less than libraries, op by op (--policy memwall)" in first
+
+
+def test_a_time_is_judged_on_each_gpu_as_if_it_were_measured_there():
+    found = bound("f16[4096,4096] + 1", gpu=["h100", "a100"], measured="40us", policy="eager")
+    said = str(render(found, "text", width=1000))
+    assert "h100-sxm: No kernel is faster than" in said
+    assert "a run of 40.00 us, if measured on h100-sxm, reaches" in said
+    assert "a run of 40.00 us, if measured on a100-80gb-sxm, reaches" in said
 
 
 def test_one_kernel_of_a_saved_profile(tmp_path):
