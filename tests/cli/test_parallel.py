@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import memwall
-from memwall.analysis.levers import KINDS, kind_of
 from memwall.core.errors import UsageError
 from tests.unit.report.test_report_chrome import faults
 
@@ -66,8 +65,9 @@ def test_what_would_help_is_what_its_option_shows(profile):
     layout = "pp=2,dp=4,microbatches=8"
     found = json.loads(profile(*words, layout).out)
     saved = {change["options"]: change["saved_s"] for change in found["changes"]}
-    kinds = [[each for each in saved.items() if kind_of(each[0]) == kind] for kind in KINDS]
-    assert [each for own in kinds for each in sorted(own, key=lambda change: -change[1])] == [*saved.items()]
+    *done, (last, _) = saved.items()
+    assert last == "--policy ideal"  # a bound, which no compiler reaches
+    assert done == sorted(done, key=lambda change: -change[1])
     changes = [option for option in saved if option.startswith("--what-if")]
     again = json.loads(profile(*words, layout, *shlex.split(" ".join(changes))).out)
     shown = dict(zip(changes, (found["time_s"] - row["time_s"] for row in again["what_if"]), strict=True))
