@@ -45,14 +45,17 @@ class BoundStep(BoundOptions, Step, total=False):
 
 
 def seconds_of(measured: float | str | None) -> float | None:
-    """A measured time in seconds. Raises UsageError: it is no time above zero."""
+    """A measured time in seconds. Raises UsageError: it is no time, or one that nothing takes."""
     if measured is None:
         return None
     limit = parse_limit("time_s", measured, "--measured")
-    if limit.relative or limit.amount <= 0:
-        raise UsageError(f"--measured is a time above zero, such as 112us, not {measured}")
+    if limit.relative or not _TIMES[0] <= limit.amount <= _TIMES[1]:
+        raise UsageError(f"--measured is a time from 1 ps to 11 days, such as 112us, not {str(measured)[:40]}")
     return limit.amount
 
+
+#: from a thousandth of a clock to longer than any step, in seconds
+_TIMES = (1e-12, 1e6)
 
 _HERTZ = re.compile(r"(\d+(?:\.\d*)?)\s*(k|M|G)?(?:Hz)?")
 

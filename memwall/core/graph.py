@@ -367,6 +367,12 @@ def distinct_bytes(values: Sequence[Value]) -> int:
     )
 
 
+def left_in(sizes: Sequence[int], left_bytes: int) -> int:
+    """The position of the tensor of an op that leaves bytes of its tensors unread: the first so large, since ops name
+    first what they look things up in; 0 if none alone is."""
+    return next((place for place, size in enumerate(sizes) if size >= left_bytes), 0)
+
+
 def union_bytes(spans: Iterable[Span]) -> int:
     """Bytes that values of one storage cover together, as :func:`distinct_bytes` counts them."""
     total, reach, in_run = 0, 0, 0

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from memwall.core.flow import Flow
-from memwall.core.graph import Graph, Op, Value, distinct_bytes
+from memwall.core.graph import Graph, Op, Value, distinct_bytes, left_in
 from memwall.fusion.plan import Group, Plan, in_order, not_run
 from memwall.fusion.pricing import library_launches, with_launches
 from memwall.fusion.rules import MATRIX_CLASSES
@@ -82,17 +82,26 @@ class _Ideal:
         values, whole, fetched = self.graph.values, list[Value](), dict[int, int]()
         size_of: dict[int, int] = {}
         for i in op_ids:
-            uses = self.flow.reads[i]
-            outside = [(values[v], n) for v, n in uses if self.flow.writer[n] < 0]
-            made_bytes = sum(values[v].spec.nbytes for v, n in uses if self.flow.writer[n] >= 0)
-            if outside and self.costs[i].read_bytes < distinct_bytes([values[v] for v, _ in uses]):
-                table, version = max(outside, key=lambda use: use[0].spec.nbytes)
-                size_of[version] = max(size_of.get(version, 0), table.spec.nbytes)
-                some_bytes = max(self.costs[i].read_bytes - made_bytes, 0)
-                fetched[version] = fetched.get(version, 0) + some_bytes
-            else:
-                whole += [value for value, _ in outside]
+            outside = dict(self._outside(i))
+            table, left_bytes = self._left(i)
+            if table in outside:
+                size, version = values[table].spec.nbytes, outside.pop(table)
+                size_of[version] = max(size_of.get(version, 0), size)
+                fetched[version] = fetched.get(version, 0) + max(size - left_bytes, 0)
+            whole += [values[v] for v in outside]
         return distinct_bytes(whole) + sum(min(count, size_of[version]) for version, count in fetched.items())
+
+    def _outside(self, op_id: int) -> list[tuple[int, int]]:
+        """Tensors from before the step that an op reads, with their versions."""
+        return [(v, n) for v, n in self.flow.reads[op_id] if self.flow.writer[n] < 0]
+
+    def _left(self, op_id: int) -> tuple[int, int]:
+        """The tensor that an op reads in part, and how many bytes it leaves; -1 and 0 if it reads all."""
+        uses, values = [v for v, _ in self.flow.reads[op_id]], self.graph.values
+        left_bytes = distinct_bytes([values[v] for v in uses]) - self.costs[op_id].read_bytes
+        if left_bytes <= 0:
+            return -1, 0
+        return uses[left_in([values[v].spec.nbytes for v in uses], left_bytes)], left_bytes
 
     def _members(self, flash: Mapping[int, int]) -> list[list[int]]:
         """Each op with the last matrix kernel among its ancestors, or behind the last collective; decomposed attention
@@ -158,15 +167,11 @@ class _Ideal:
         whole: list[Value] = []
         found, part_bytes = [], 0
         for i in glue:
-            old = [(v, n) for v, n in self.flow.reads[i] if self.flow.writer[n] < 0]
-            values = [self.graph.values[v] for v, _ in self.flow.reads[i]]
-            made = sum(
-                v.spec.nbytes for v, (_, n) in zip(values, self.flow.reads[i], strict=True) if self.flow.writer[n] >= 0
-            )
-            if self.costs[i].read_bytes < distinct_bytes(values):  # fetches some rows
-                part_bytes += max(self.costs[i].read_bytes - made, 0) if old else 0
-                found += [v for v, _ in old]
-                continue
+            old, (table, left_bytes) = self._outside(i), self._left(i)
+            if table in dict(old):  # fetches some rows
+                part_bytes += max(self.graph.values[table].spec.nbytes - left_bytes, 0)
+                found.append(table)
+                old = [(v, n) for v, n in old if v != table]
             new = [v for v, n in old if n not in self.read_before and n not in operands]
             self.read_before.update(n for _, n in old)
             whole += [self.graph.values[v] for v in new]
@@ -182,7 +187,7 @@ class _Ideal:
             found += kept
             values = [self.graph.values[v] for v, _ in self.flow.writes[i]]
             if kept and self.costs[i].write_bytes < distinct_bytes(values):  # some rows
-                part_bytes += self.costs[i].write_bytes
+                part_bytes += min(self.costs[i].write_bytes, self._bytes(kept))
             else:
                 whole += [self.graph.values[v] for v in kept]
         return found, distinct_bytes(whole) + part_bytes

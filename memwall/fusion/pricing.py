@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from memwall.core.flow import Flow
-from memwall.core.graph import EAGER, Graph, Pipe, Span, Value, distinct_bytes, union_bytes
+from memwall.core.graph import EAGER, Graph, Pipe, Span, Value, distinct_bytes, left_in, union_bytes
 from memwall.fusion.plan import Group, Placement
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
@@ -175,6 +175,7 @@ class Pricer:
         self._alone_s: dict[tuple[object, ...], float] = {}
         self._reads_in_part = self._in_part("inputs")
         self._writes_in_part = self._in_part("outputs")
+        self._looked_up = {i: self._table(i) for i in self._reads_in_part}
 
     def _in_part(self, side: str) -> frozenset[int]:
         """The ops whose cost does not count whole tensors, but fetched rows or the like."""
@@ -184,6 +185,12 @@ class Pricer:
             for first in dict.fromkeys(graph.alike)
         }
         return frozenset(i for i, first in enumerate(graph.alike) if getattr(self.costs[i], name) != tensors[first])
+
+    def _table(self, op_id: int) -> int:
+        """The tensor that an op reads in part."""
+        inputs = self.graph.ops[op_id].inputs
+        left_bytes = distinct_bytes([self.graph.values[v] for v in inputs]) - self.costs[op_id].read_bytes
+        return inputs[left_in([self._nbytes[v] for v in inputs], left_bytes)] if inputs and left_bytes > 0 else -1
 
     def _with_several_versions(self) -> frozenset[int]:
         sides, several = (self.flow.reads, self.flow.writes), set[int]()
@@ -298,8 +305,15 @@ class Pricer:
         if not in_part:
             return self._distinct(reads)
         rest = self._distinct(self._reads([i for i in op_ids if i not in in_part], inside))
-        own = {i: sum([self.spans[v][2] for v, _, maker in self._uses[i] if maker in inside]) for i in in_part}
-        return rest + sum([max(self.costs[i].read_bytes - own[i], 0) for i in in_part])
+        return rest + sum([self._outside_bytes(i, inside) for i in in_part])
+
+    def _outside_bytes(self, op_id: int, inside: Set[int]) -> int:
+        """Bytes from outside of an op that reads a tensor in part: all others, if that one was made inside."""
+        uses, table = self._uses[op_id], self._looked_up[op_id]
+        if any(value == table and maker in inside for value, _, maker in uses):
+            return self._distinct({value: storage for value, storage, maker in uses if maker not in inside})
+        own = sum([self.spans[value][2] for value, _, maker in uses if maker in inside])
+        return max(self.costs[op_id].read_bytes - own, 0)
 
     def _writes(self, op_ids: Iterable[int], inside: Set[int]) -> dict[int, int]:
         """The values that ops write and that are needed outside, and their storages."""

@@ -44,6 +44,13 @@ def test_what_l2_holds_is_read_from_it_and_the_answer_says_what_dram_would_take(
     ]
 
 
+def test_what_attention_writes_for_a_backward_that_does_not_come_does_not_count():
+    q = "bf16[2,16,1024,128]"
+    # queries, keys, values and results of 8 MiB each; not the 128 KiB of logarithms of sums
+    (found,) = bound(f"F.scaled_dot_product_attention({q}, {q}, {q})", gpu="h100", policy="eager").answers
+    assert found.dram_bytes == 4 * 2 * 16 * 1024 * 128 * 2
+
+
 def test_two_products_are_one_kernel():
     found = of("x = bf16[8192,8192]; (x @ bf16[8192,8192]) @ bf16[8192,8192]")
     assert found.dram_bytes == 2 * 4 * 8192 * 8192  # three operands and the result, and not the product between

@@ -72,7 +72,7 @@ def test_a_good_kernel_lacks_nothing():
     assert judged(PRODUCT, "1450us").raised_by == ()
 
 
-@pytest.mark.parametrize("measured", ["0", "-3us", "fast", "+2%", "3 GB"])
+@pytest.mark.parametrize("measured", ["0", "-3us", "fast", "+2%", "3 GB", "1e-320s", "1e300s"])
 def test_no_such_time(measured):
     with pytest.raises(UsageError):
         judged(COPY, measured)

@@ -5,8 +5,9 @@ import torch
 
 import memwall
 from memwall.core.flow import Flow
+from memwall.fusion.pricing import Pricer
 from memwall.ops import graph_costs
-from tests.unit.fusion_graphs import Builder, groups_of, moved, plan
+from tests.unit.fusion_graphs import Builder, groups_of, moved, plan, round_gpu
 
 TOKENS, WIDTH, FFN = 4096, 1024, 4096
 X, W, H = TOKENS * WIDTH * 4, WIDTH * FFN * 4, TOKENS * FFN * 4
@@ -232,8 +233,19 @@ def test_an_embedding_fetches_its_rows_and_a_sparse_update_adds_to_them(b):
     before = moved(plan("ideal", b.graph(out)))
     b.op("aten.index_add_", [("self", table), ("index", places), ("source", step)], [table], dim=0)
     update = moved(plan("ideal", b.graph(out))) - before
-    assert update == moved(plan("eager", b.graph(out))) - (before + X)
+    assert update == moved(plan("eager", b.graph(out))) - (before + X) - TOKENS * 8  # places are read once
     assert update < 4 * X
+
+
+def test_classes_to_pick_from_what_the_step_made_are_read_whole(b):
+    """The loss leaves most scores unread, which the step itself makes; its 4,096 classes cross, and the sum."""
+    x, classes = b.given(TOKENS, 1000), b.given(TOKENS, dtype="int64")
+    scores = b.like("aten._log_softmax", ("self", x), dim=-1, half_to_float=False)
+    picked = b.call("aten.gather", [("self", scores), ("index", b.view(classes, (TOKENS, 1), (1, 1)))], TOKENS, 1)
+    graph = b.graph(picked)
+    read = TOKENS * 1000 * 4 + TOKENS * 8
+    assert moved(plan("ideal", graph)) == read + TOKENS * 4
+    assert Pricer(graph, graph_costs(graph), round_gpu()).group((0, 1)).cost.read_bytes == read
 
 
 def test_what_the_step_began_with_is_read_once_by_all_that_lies_between_products(b):
