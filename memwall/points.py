@@ -32,7 +32,8 @@ class PointKind:
     """A kind of points: the ``options`` that a point may have, options among them that do not change the trace
     (``numbers``), that only go with another (``needs``) and in which points of one engine differ (``inner``); the
     ``rows`` of a task of at most ``most`` points, and what pages show unless asked otherwise: ``best`` is the first of
-    these that is known. ``usual``: options that pages state where no axis does, with what a point has then."""
+    these that is known. ``usual``: options that pages state where no axis does, with what a point has then. ``alone``:
+    a point → the command that asks the same of it alone and its options, if there is one."""
 
     name: str
     title: str
@@ -46,6 +47,7 @@ class PointKind:
     front: tuple[str, ...]
     across: tuple[str, ...]
     usual: Mapping[str, int] = field(default_factory=dict)
+    alone: Callable[[Options], tuple[str, Options] | None] = lambda point: None
     #: the commands whose options convert values, and readers of options that none of them has: text → value
     commands: tuple[str, ...] = ("profile",)
     readers: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)
@@ -56,6 +58,14 @@ class PointKind:
     def quantities(self) -> list[Quantity]:
         """Its columns."""
         return answered(self.name)
+
+    def usual_of(self, names: Iterable[str]) -> Options:
+        """What a point has of options that are not among the ``names``; requests that come by themselves have no
+        clients."""
+        comes = not {"rate", "trace"}.isdisjoint(names)
+        return {
+            name: v for name, v in self.usual.items() if name not in names and not (comes and name == "concurrency")
+        }
 
     def trace_key(self, point: Options) -> tuple[tuple[str, Any], ...]:
         """What of a point changes its trace."""

@@ -16,7 +16,7 @@ from memwall.core.units import counted
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
 from memwall.hardware.prices import CostRates, rates_of
 from memwall.perfmodel.power import idle_w
-from memwall.points import PointKind, Row, Task, engine_of, line
+from memwall.points import Options, PointKind, Row, Task, engine_of, line
 from memwall.serving.candidates import Decoding
 from memwall.serving.loads import loads_of
 from memwall.serving.model import CACHES, WEIGHTS, Model, read_model
@@ -216,6 +216,11 @@ def _served(task: Task, asked: dict[str, Any], clients: Sequence[int], traces: T
     return rows if loads else rows * len(clients)
 
 
+def _alone(point: Options) -> tuple[str, Options]:
+    """``memwall serve`` of a point, with what it has where no axis says."""
+    return "serve", {**point, **SERVE.usual_of(point)}
+
+
 # -- the kinds ---------------------------------------------------------------------------------------------------------
 
 DECODE = PointKind(
@@ -229,7 +234,7 @@ DECODE = PointKind(
 )  # fmt: skip
 
 SERVE = PointKind(
-    name="serve", title="a server under a load, as memwall serve has it", rows=_servers,
+    name="serve", title="a server under a load, as memwall serve has it", rows=_servers, alone=_alone,
     options=("gpu", *options_of(ServeOptions)),
     numbers=("gpu", *(name for name in options_of(ServeOptions) if name not in ("draft", "dtype", "image"))),
     inner=("concurrency",), most=64, best=("tokens_per_s_per_gpu",),

@@ -14,6 +14,7 @@ from memwall.core.units import counted
 from memwall.sweeping.conditions import Condition
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from pandas import DataFrame
 
 
@@ -73,10 +74,13 @@ def ranked(frame: DataFrame, best: str) -> DataFrame:
 
 def pareto(frame: DataFrame, names: Sequence[str]) -> DataFrame:
     """The points that no other beats in one of some quantities without being worse in another; sorted by the first.
-    Of points that are equal in all of them the first stands for all."""
-    known = frame.dropna(subset=list(names)).drop_duplicates(subset=list(names))
+    Of points that are equal in all of them the first stands for all; sums of the same times in another order, which
+    differ in their last bits, are equal."""
+    known = frame.dropna(subset=list(names))
     signs = np.array([1.0 if QUANTITIES[name].lower else -1.0 for name in names])
-    values = known[list(names)].to_numpy(dtype=float) * signs
+    values = _rounded(known[list(names)].to_numpy(dtype=float) * signs)
+    firsts = np.sort(np.unique(values, axis=0, return_index=True)[1])
+    known, values = known.iloc[firsts], values[firsts]
     order = np.lexsort(values.T[::-1])  # whatever beats a point comes before it
     if len(names) == 2:
         second = values[order, 1]
@@ -87,3 +91,14 @@ def pareto(frame: DataFrame, names: Sequence[str]) -> DataFrame:
         if not front or not (values[front] <= values[place]).all(axis=1).any():
             front.append(int(place))
     return known.iloc[front]
+
+
+#: significant digits of a sum that its order does not change
+_DIGITS = 9
+
+
+def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Numbers to :data:`_DIGITS` significant digits."""
+    sizes = np.where((values == 0) | ~np.isfinite(values), 1.0, np.abs(values))
+    scale = 10.0 ** (_DIGITS - 1 - np.floor(np.log10(sizes)))
+    return np.where(np.isfinite(values), np.round(values * scale) / scale, values)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from memwall.core.units import percent
+
 if TYPE_CHECKING:
     from pandas import DataFrame
 
@@ -53,7 +55,7 @@ class GrowthSeries:
             return self.last_fitting, "the memory ends"
         if self.worth_until < self.xs[-1]:
             together = " all GPUs together" * bool(self.wholes)
-            return self.worth_until, f"a doubling brings{together} less than {WORTH:.0%}"
+            return self.worth_until, f"a doubling brings{together} less than {percent(WORTH, 0)}"
         return self.xs[-1], GROWS_ON
 
     @property

@@ -59,6 +59,7 @@ def _profiled(task: Task, point: Options, options: Options, traces: Traces) -> R
 
 PROFILE = PointKind(
     name="profile", title="one step of the model, as memwall profile has it", rows=_profiles,
+    alone=lambda point: ("profile", point),
     options=options_of(profile, "progress", "strict", "loss"), numbers=_NUMBERS, inner=_NUMBERS, most=64,
     needs={"context": "mode", "prompt": "mode"},
     best=("samples_per_s", "time_s"),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import memwall.report.columns as col
 from memwall.analysis.quantities import ANSWERS, QUANTITIES, Quantity
+from memwall.analysis.verdict import capital
 from memwall.core.errors import UsageError
 from memwall.core.units import counted, duration, few, percent, si, size
+from memwall.frontend.targets.target import title_of
 from memwall.report.document import (
     Block,
     Document,
@@ -27,6 +29,7 @@ from memwall.report.html import embed, resource
 from memwall.report.kinds import Report
 from memwall.sweeping.figure import OptionPair, front_chart, growth_chart, heat_chart, pairs_of
 from memwall.sweeping.growth import GROWS_ON, Growth, growth
+from memwall.sweeping.vary import command_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -138,15 +141,15 @@ class SweepReport(Report):
         return growth(found.frame, found.left, found.varied, found.question.kind.across, found.best)
 
     def _title(self) -> str:
-        return few(dict.fromkeys(space.target for space in self.found.spaces))
+        targets = dict.fromkeys(space.target for space in self.found.spaces)
+        names = dict.fromkeys(map(title_of, targets))
+        return few(names if len(names) == len(targets) else targets)
 
     def _facts(self) -> Block:
         found = self.found
         failed = int((found.frame["error"] != "").sum())
         fixed = {name: found.frame[name].iloc[0] for name in found.options if name not in found.varied}
-        comes = {"rate", "trace"}.isdisjoint(found.options)  # requests, from clients
-        usual = {name: value for name, value in found.question.kind.usual.items() if comes or name != "concurrency"}
-        fixed |= {name: value for name, value in usual.items() if name not in found.options}
+        fixed |= found.question.kind.usual_of(found.options)
         return known_facts(
             ("a point", found.question.kind.title),
             ("points", f"{len(found.frame):,}" + (f", {failed:,} without a result" if failed else "")),
@@ -183,6 +186,10 @@ class SweepReport(Report):
         lines = [Sentence(f"{said}{walled}{fits}.", strong=True)]
         if "fits" in row and not row["fits"]:
             lines.append(Sentence("Its memory does not hold it: --where fits leaves such points out."))
+        if command := command_of(self.found.question.kind, *self.found.best_point):
+            lines.append(Sentence(f"This point alone: {command}"))
+        if (grown := self.growth()) is not None and (stop := _stop(grown, row)):
+            lines.append(Sentence(stop))
         return lines
 
     def _table(self, rows: DataFrame, left: int = 0) -> Table:
@@ -265,6 +272,18 @@ def value_text(quantity: Quantity, value: float) -> str:
     if quantity.unit == "per s":
         return f"{value:,.1f} {quantity.title} per second"
     return si(value, quantity.unit) if quantity.unit not in ("count", "flag") else f"{value:,.0f}"
+
+
+def _stop(grown: Growth, row: Mapping[str, Any]) -> str:
+    """What stands against the best point, where its series says to stop before it."""
+    x, y = row[grown.across], row[grown.quantity]
+    series = next((each for each in grown.series if (x, y) in zip(each.xs, each.ys, strict=True)), None)
+    stop, why = series.stop if series else (None, "")
+    if series is None or stop is None or stop >= x:
+        return ""
+    less = value_text(QUANTITIES[grown.quantity], series.ys[series.xs.index(stop)])
+    best, kept = f"{grown.across} {x:,.0f}", f"{grown.across} {stop:,.0f}"
+    return f"{capital(best)} is the best, and {kept} where to stop ({less}): beyond it {why}."
 
 
 def _growth(grown: Growth) -> tuple[Block, ...]:

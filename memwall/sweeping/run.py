@@ -78,6 +78,16 @@ class Swept:
         return [name for name in ("target", *self.options) if self.frame[name].nunique(dropna=False) > 1]
 
     @property
+    def best_point(self) -> tuple[str, Options]:
+        """The target and the options of the best point that is left."""
+        place = int(self.left.index[0])
+        for space in self.spaces:
+            if place < len(space):
+                break
+            place -= len(space)
+        return space.target, space.point(place)
+
+    @property
     def options(self) -> list[str]:
         """Columns of options."""
         return list(dict.fromkeys(name for space in self.spaces for name in space.names))

@@ -1,7 +1,9 @@
-"""``--vary``: text → axes, whose values the options of ``memwall profile`` and ``memwall serve`` convert and check."""
+"""``--vary``: text → axes, whose values the options of ``memwall profile`` and ``memwall serve`` convert and check;
+and back: a point → the command that asks the same of it."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -10,7 +12,7 @@ import click
 
 from memwall.cli import options
 from memwall.core.errors import UsageError
-from memwall.points import PointKind
+from memwall.points import Options, PointKind
 from memwall.sweeping.axes import Axis, check_apart, split_axis
 from memwall.sweeping.kinds import kind_of
 from memwall.wings import command_module
@@ -65,3 +67,24 @@ def _option(name: str, kind: PointKind) -> tuple[click.Option, click.Context]:
             if isinstance(param, click.Option) and flag in param.opts:
                 return param, click.Context(command)
     raise UsageError(f"the command line has no option {flag}")
+
+
+#: keyword of the function → option of the command line, where they differ
+_FLAGS = {keyword: name for name, keyword in _KEYWORDS.items()}
+
+
+def command_of(kind: PointKind, target: str, point: Options) -> str:
+    """The command that asks the same of one point; empty where there is none."""
+    found = kind.alone(point)
+    if found is None:
+        return ""
+    command, asked = found
+    words = ["memwall", command, target]
+    for name, value in asked.items():
+        flag = f"--{_FLAGS.get(name, name).replace('_', '-')}"
+        if isinstance(value, bool):  # of the ones with another name the option turns them off
+            words += [flag] if value != (name in _FLAGS) else []
+            continue
+        for each in value if name in _LISTS else (value,):
+            words += [flag, "none" if each is None else str(each)]
+    return shlex.join(words)

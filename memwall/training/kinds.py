@@ -13,7 +13,7 @@ from memwall.hardware.cluster import cluster_of, hardware_of, load_cluster
 from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import load_gpu
 from memwall.perfmodel.power import drawn_j, mean_w
-from memwall.points import PointKind, Row, Task, tried
+from memwall.points import Options, PointKind, Row, Task, tried
 from memwall.record.kernels import wall_shares
 from memwall.record.profile import Profile
 from memwall.trace_cache import Traces
@@ -199,6 +199,16 @@ def layout_of(point: Mapping[str, Any]) -> Parallelism:
     return asked
 
 
+def _alone(point: Options) -> tuple[str, Options] | None:
+    """``memwall profile --parallel`` of a point's layout; None: of a GPU with which no cluster is known by name."""
+    joined = joined_at(point)
+    if joined != load_cluster(joined.name):
+        return None
+    said = {name: value for name, value in point.items() if name not in LAYOUT and name not in ("gpu", "world")}
+    asked = {"mode": "training", "parallel": str(layout_of(point)), "cluster": joined.name}
+    return "profile", {**said, **asked, **({"cluster": point["cluster"]} if point.get("cluster") else {})}
+
+
 def _rows(task: Task, traces: Traces) -> list[Row]:
     """A step at each point; points on the same GPUs share the blocks of their rank."""
     readers = [quantity.readers["training"] for quantity in TRAINING.quantities]
@@ -227,7 +237,7 @@ def _answer(name: str, text: str) -> bool:
 
 TRAINING = PointKind(
     name="training", title="a training step on many GPUs, as memwall profile --parallel has it",
-    rows=_rows, options=OPTIONS, numbers=NUMBERS, inner=NUMBERS, most=64,
+    rows=_rows, alone=_alone, options=OPTIONS, numbers=NUMBERS, inner=NUMBERS, most=64,
     best=("tokens_per_s_per_gpu", "mfu"), front=("tokens_per_s", "tokens_per_s_per_gpu"),
     across=("batch", "seq", "parallel.microbatches", "parallel.dp", "world"),
     readers={**{name: partial(_setting, key) for name, key in LAYOUT.items()},

@@ -185,10 +185,17 @@ def _program(kind: str, target: str, sizes: Mapping[str, Any], dims: Mapping[str
 def _loaded(kind: str, place: str) -> tuple[ModuleType, str, str]:
     """The module of a file or a package, where it is, and its name in reports: ``profiles/bert_large/model.py`` is
     bert_large, any other file has its own."""
-    if kind != "file":
-        return load_module(place), place, place.rpartition(".")[2]
-    path = Path(place)
-    return load_file(path), place, _title(path)
+    return load_module(place) if kind != "file" else load_file(Path(place)), place, title_of(place)
+
+
+def title_of(target: str) -> str:
+    """The name of a target in reports, without a look at its contents: ``hf:llama/config.json`` is llama,
+    ``net.py:small`` is small, an expression itself."""
+    kind, place, name = split_target(target)
+    if name or kind in ("expression", "module"):
+        return name or (target if kind == "expression" else place.rpartition(".")[2])
+    path = Path(place).absolute()
+    return path.parent.name if kind == "hf" and path.name == "config.json" else _title(path)
 
 
 def _title(path: Path) -> str:

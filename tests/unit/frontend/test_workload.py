@@ -10,7 +10,7 @@ import memwall
 from memwall.core.errors import UsageError
 from memwall.frontend.program import Program
 from memwall.frontend.targets import Workload, is_target, named, resolve
-from memwall.frontend.targets.target import Parts, split_target
+from memwall.frontend.targets.target import Parts, split_target, title_of
 from memwall.report import render
 from tests.unit.places import REFERENCE
 
@@ -57,6 +57,15 @@ FUNCTIONS = """
 ])  # fmt: skip
 def test_targets_are_taken_apart(target, parts):
     assert split_target(target) == parts
+
+
+@pytest.mark.parametrize(("target", "title"), [
+    ("profiles/bert_large/model.py", "bert_large"), ("net.py", "net"), ("net.py:small", "small"),
+    ("hf:models/llama", "llama"), ("hf:models/llama/config.json", "llama"), ("torch.nn", "nn"),
+    ("torchvision.models:resnet50", "resnet50"), ("steps/decode.mlir", "decode"), ("f32[8] + 1", "f32[8] + 1"),
+])  # fmt: skip
+def test_a_target_is_called_by_its_name(target, title):
+    assert title_of(target) == title
 
 
 TARGETS = ("m.py", "m.py:Net", "p.mod:Net", "hf:x", "p.json", "a/b", ".memwall/last.json")

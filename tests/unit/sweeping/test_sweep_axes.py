@@ -10,6 +10,9 @@ from memwall.sweeping.axes import Axis, Space, axes_of, expand, split_axis
 from memwall.sweeping.choice import kept, pareto, ranked
 from memwall.sweeping.conditions import parse_condition
 from memwall.sweeping.growth import growth
+from memwall.sweeping.kinds import KINDS
+from memwall.sweeping.page import _stop
+from memwall.sweeping.vary import command_of
 
 
 @pytest.mark.parametrize(("text", "values"), [
@@ -100,6 +103,30 @@ def test_the_front_is_what_no_other_beats():
     assert pareto(two, ["time_s", "tokens_per_s"]).index.tolist() == [0, 1, 2]
 
 
+def test_a_last_bit_is_no_lead_on_a_front():
+    """Of three points of one time, which its order of summing moves, the one with the most tokens stands alone."""
+    times = [0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1, 0.6]
+    assert len(set(times)) == 2
+    frame = pd.DataFrame({"time_s": [*times, 1.2], "tokens_per_s": [3.0, 2.0, 4.0, 5.0]})
+    assert pareto(frame, ["time_s", "tokens_per_s"]).index.tolist() == [2, 3]
+
+
+def test_the_command_of_a_point_can_be_copied():
+    said = command_of(KINDS["profile"], "my net.py", {"gpu": "h100-sxm", "batch": 16, "replay": False, "no_grad": True,
+                                                      "cuda_graph": False, "dims": ("a=1", "b=2")})  # fmt: skip
+    assert said == "memwall profile 'my net.py' --gpu h100-sxm --batch 16 --no-replay --no-grad --dim a=1 --dim b=2"
+    served = command_of(KINDS["serve"], "hf:m", {"gpu": "h100-sxm", "tp": 2})
+    assert served == "memwall serve hf:m --gpu h100-sxm --tp 2 --concurrency 64 --generate 256"
+    assert command_of(KINDS["decode"], "hf:m", {"gpu": "h100-sxm"}) == ""
+
+
+def test_the_command_of_a_layout_says_its_replicas():
+    point = {"gpu": "h100-sxm", "batch": 2, "parallel.tp": 2, "parallel.sp": True, "world": 16}
+    said = command_of(KINDS["training"], "m.py", point)
+    assert said == "memwall profile m.py --batch 2 --mode training --parallel tp=2,sp,dp=8 --cluster dgx-h100"
+    assert command_of(KINDS["training"], "m.py", {**point, "gpu": "l4"}) == ""  # no cluster of them
+
+
 def test_where_to_stop():
     ys = [10.0, 20.0, 38.0, 40.0, 41.0]
     frame = pd.DataFrame({
@@ -108,8 +135,14 @@ def test_where_to_stop():
         "error": "",
     })  # fmt: skip
     first, second = growth(frame, frame, ["gpu", "batch"], ("batch",), "tokens_per_s").series
-    assert first.stop == (4, "a doubling brings less than 10%") and first.last_fitting is None
+    assert first.stop == (4, "a doubling brings less than 10 %") and first.last_fitting is None
     assert second.stop == (2, "the memory ends") and second.wall_changes == [(2.0, "compute")]
+    grown = growth(frame, frame, ["gpu", "batch"], ("batch",), "tokens_per_s")
+    assert _stop(grown, frame.iloc[4]) == (
+        "Batch 16 is the best, and batch 4 where to stop (38.0 tokens per second): beyond it a doubling brings less"
+        " than 10 %."
+    )
+    assert _stop(grown, frame.iloc[2]) == ""
 
 
 def test_more_gpus_are_worth_what_all_of_them_make():
@@ -119,6 +152,6 @@ def test_more_gpus_are_worth_what_all_of_them_make():
         "tokens_per_s_per_gpu": [100.0, 90.0, 60.0, 30.0],
     })  # fmt: skip
     (series,) = growth(frame, frame, ["tp"], ("tp",), "tokens_per_s_per_gpu").series
-    assert series.stop == (4, "a doubling brings all GPUs together less than 10%")
+    assert series.stop == (4, "a doubling brings all GPUs together less than 10 %")
     (alone,) = growth(frame.assign(gpus=8), frame, ["tp"], ("tp",), "tokens_per_s_per_gpu").series
-    assert alone.stop == (1, "a doubling brings less than 10%")
+    assert alone.stop == (1, "a doubling brings less than 10 %")
