@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import NormalDist, fmean
 from typing import NamedTuple
 
@@ -120,8 +121,18 @@ class LognormalLengths(_Quantiles):
 
     def at(self, share: float) -> int:
         deviations = NormalDist().inv_cdf(min(max(share, _TAIL), 1 - _TAIL))
-        scale = math.exp(self.sigma * deviations - self.sigma**2 / 2)
+        scale = math.exp(self.sigma * deviations) / _lognormal_mean(self.sigma)
         return max(round(self.nominal * scale), 1) + self.fixed
+
+
+@cache
+def _lognormal_mean(sigma: float) -> float:
+    """The mean of a lognormal distribution of median 1 whose ends count as the quantiles there: its part between them
+    (a normal distribution, ``sigma`` further on), and the ends."""
+    standard = NormalDist()
+    low, high = standard.inv_cdf(_TAIL), standard.inv_cdf(1 - _TAIL)
+    between = math.exp(sigma**2 / 2) * (standard.cdf(high - sigma) - standard.cdf(low - sigma))
+    return between + _TAIL * (math.exp(sigma * low) + math.exp(sigma * high))
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,14 +30,16 @@ def test_a_lognormal_length_has_the_mean_and_the_spread():
 
 
 def test_a_lognormal_length_ends_at_its_outermost_thousandths():
-    """exp(-+3.0902 x 0.6 - 0.18) of the mean; more tokens, such as of images, are in front of each."""
+    """exp(-+3.0902 x 0.6 - 0.18) of the mean, over the 0.99896 of it that so short a tail leaves; more tokens, such as
+    of images, are in front of each."""
     lengths = LognormalLengths(1000, sigma=0.6, fixed=50)
-    assert (lengths.least, lengths.most) == (131 + 50, 5334 + 50)
+    assert (lengths.least, lengths.most) == (131 + 50, 5340 + 50)
     assert lengths.mean == 1050
 
 
 def test_lengths_that_stand_for_all_have_their_mean():
     assert statistics.mean(LognormalLengths(1000, sigma=1.0).evenly(16)) == pytest.approx(1000, rel=0.01)
+    assert statistics.mean(LognormalLengths(10**6, sigma=3.0).evenly(64)) == pytest.approx(10**6, rel=0.01)
     assert statistics.mean(CountedLengths.of({100: 3, 200: 1}).evenly(16)) == 125
 
 
