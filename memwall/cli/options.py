@@ -83,11 +83,15 @@ def taken(question: Any, keywords: dict[str, Any]) -> dict[str, Any]:
     return {name: False if known[name].default is True else value for name, value in found.items()}
 
 
+#: the largest number of clients, or of GPUs of an engine
+_LARGEST = 1_000_000
+
+
 def numbers(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> tuple[int, ...]:
     """The words as whole numbers above 0, without repeats. Raises ``UsageError``: a word is not such a number."""
     for word in words:
-        if not word.isdecimal() or not 0 < int(word) < 1 << 20:
-            raise UsageError(f"{parameter.opts[0]} takes whole numbers above 0, not {word[:40]!r}")
+        if not word.isdecimal() or not 0 < int(word[:40]) <= _LARGEST:
+            raise UsageError(f"{parameter.opts[0]} takes whole numbers from 1 to {_LARGEST:,}, not {word[:40]!r}")
     return tuple(dict.fromkeys(map(int, words)))
 
 

@@ -27,7 +27,7 @@ _NEEDS = {
 _NOTHING: Mapping[str, tuple[int | None, ...]] = {"turns": (None, 1)}
 #: option → options that say the same otherwise, or that it cannot go with, and why
 _APART = {
-    "trace": (("rate", "burst", "turns", "system_prompt"), "has the requests and when they come"),
+    "trace": (("rate", "burst", "turns", "system_prompt"), "a trace has the requests and when they come"),
     **dict.fromkeys(("images", "frames", "audio"), (("trace", "prefix_hit", "turns", "system_prompt"),
                     "which requests have such, or which of them are cached, is not known")),
 }  # fmt: skip

@@ -280,7 +280,8 @@ def test_an_objective_picks_the_cheapest(run, model):
         (("--slo", "tpot<1us"), "no candidate keeps TPOT < 1.00 us"),
         (("--price", "b200=3"), "a price of b200, which is not among the GPUs"),
         (("--price", "h100"), "--price takes NAME=USD"),
-        (("--tp", "x"), "--tp takes whole numbers above 0, not 'x'"),
+        (("--tp", "x"), "--tp takes whole numbers from 1 to 1,000,000, not 'x'"),
+        (("--tp", "1000001"), "from 1 to 1,000,000, not '1000001'"),
         (("--utilization", "2"), "above 0 and up to 1, not 2"),
         (("--rate", "3", "--concurrency", "2"), "--rate and --concurrency say how requests come: give one"),
         (("--prompt", "20000"), "8,192"),
@@ -571,7 +572,7 @@ def test_what_the_client_adds_is_in_front_of_the_first_token(run, model):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--trace", "TRACE", "--turns", "2"), "--trace with --turns: "),
+        (("--trace", "TRACE", "--turns", "2"), "--trace with --turns: a trace has the requests"),
         (("--trace", "TRACE", "--prompt", "4"), "--prompt has no effect with --trace"),
         (("--lengths", "pairs.csv", "--prompt", "4"), "--prompt has no effect with --lengths FILE"),
         (("--turns", "2", "--prefix-hit", "0.5"), "leave one out"),
