@@ -25,6 +25,10 @@ hypothesis.settings.register_profile("whole", deadline=None, max_examples=200)
 
 os.environ.pop("COLUMNS", None)  # xdist sets it; output that is not for a terminal would obey it
 
+# a worker computes on its share of the cores: threads that wait for one another take the cores of the other workers
+if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+    os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // workers, 1)))
+
 GOLDEN = Path(__file__).parent / "tests" / "golden"
 PACKAGES = [Path(__file__).parent / name for name in ("memwall", "lab/memwall_lab")]
 #: where no bytecode is kept, each worker would rewrite the assertions of all tests
@@ -37,6 +41,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    gc.set_threshold(10_000, 10, 50)  # as a command has it: graphs stay, and each search goes through them
     hypothesis.settings.load_profile("whole" if config.getoption("--whole") else "memwall")
     for name in ("SIGHUP", "SIGINT"):  # a command inherits that tests run in the background, and would ignore both too
         number = getattr(signal, name, None)

@@ -10,6 +10,7 @@ parent in any case, even in the middle of a call: the parent holds its standard 
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import pickle
@@ -36,6 +37,9 @@ _START = "from memwall.core.process import serve; serve()"
 _POLL_S = 0.02
 #: of ``prctl(2)``: orphans below this process become its children
 _PR_SET_CHILD_SUBREAPER = 36
+#: how seldom a process that only answers looks for garbage: graphs stay until the answer, and each search goes through
+#: them
+_SELDOM = (10_000, 10, 50)
 #: the process that has an answer to give; None where memwall is only a part of a program
 _answering: int | None = None
 
@@ -44,6 +48,7 @@ def answering() -> None:
     """Say that this process answers: one that a model forks from it does not."""
     global _answering
     _answering = os.getpid()
+    gc.set_threshold(*_SELDOM)
 
 
 def end_if_forked() -> None:

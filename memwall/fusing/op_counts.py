@@ -21,6 +21,7 @@ import torch
 
 from memwall.core import compat
 from memwall.core.graph import Graph, Op
+from memwall.frontend.torch.process.light_imports import light_imports
 from memwall.ops.evaluate import EvaluatedCall, Operators, empty, evaluate
 from memwall.ops.signatures import signature_of
 
@@ -88,7 +89,8 @@ def op_counts(graph: Graph, lowered: Any = None) -> OpCounts:
     failed: dict[str, str] = {}
     levels = [IrLevel("ATen", _ranked(called), own_free)]
     for name, rules in (("core ATen", compat.core_aten_decompositions()), ("prims", compat.decomposition_table)):
-        ops, free_calls = _lowered(graph, times, dict(rules), failed)
+        with light_imports():
+            ops, free_calls = _lowered(graph, times, dict(rules), failed)
         levels.append(IrLevel(name, _ranked(ops), own_free + free_calls))
     kept = {name: calls for name, calls in levels[-1].ops.items() if not name.startswith("prims.")}
     if lowered is None:

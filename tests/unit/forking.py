@@ -6,6 +6,7 @@ Python itself is the subject, such as its options and what it imports, a test st
 """
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -118,6 +119,8 @@ def serve() -> None:
         main(["profile", str(Path(folder) / "net.py"), "-q"])
     for name in ("SIGHUP", "SIGINT", "SIGTERM"):  # which the command line has set
         signal.signal(getattr(signal, name), signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
+    gc.collect()
+    gc.freeze()  # a fork searches nothing of this process, whose pages it would copy
     for line in sys.stdin:
         request = json.loads(line)
         if pid := request.get("ended"):

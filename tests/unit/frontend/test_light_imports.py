@@ -91,6 +91,20 @@ def test_a_symbolic_question_goes_to_the_real_function(forks):
     assert forks.printed(code).split() == ["False", "True"]
 
 
+def test_neither_process_groups_nor_decompositions_load_a_compiler(forks):
+    """A process group clears a cache of the compiler's rules if there are any; a decomposition is not to be traced."""
+    code = """
+        import sys, torch, memwall
+        from memwall.fusing.op_counts import op_counts
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
+        memwall.parallel(model, (torch.ones(2, 8),), layout="dp=2", cluster="dgx-h100")
+        print("torch._dynamo" in sys.modules)
+        op_counts(memwall.profile(model, (torch.ones(2, 8),)).graph)
+        print("torch._dynamo" in sys.modules)
+    """
+    assert forks.printed(code).split() == ["False", "False"]
+
+
 def test_looking_through_the_modules_loads_none(forks):
     code = """
         import inspect, sys, torch

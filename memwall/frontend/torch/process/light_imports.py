@@ -1,9 +1,10 @@
 """Light stand-ins for some heavy modules that torch imports in a trace and hardly uses: cold commands are fast.
 
-Making an optimizer imports ``torch._dynamo`` for ``disable`` and ``graph_break``, which do nothing in eager mode; shape
-functions import ``torch.fx.experimental.symbolic_shapes`` to hear that True is true, and ``sympy`` to ask whether a
-number is one of its expressions. A stand-in answers those calls where nothing is compiled or symbolic. Anything else
-loads the real module, which then answers for good: a model that calls ``torch.compile`` finds what it expects.
+Making an optimizer imports ``torch._dynamo`` for ``disable`` and ``graph_break``, which do nothing in eager mode; a
+process group clears a cache of its rules; shape functions import ``torch.fx.experimental.symbolic_shapes`` to hear that
+True is true, and ``sympy`` to ask whether a number is one of its expressions. A stand-in answers those calls where
+nothing is compiled or symbolic. Anything else loads the real module, which then answers for good: a model that calls
+``torch.compile`` finds what it expects.
 """
 
 from __future__ import annotations
@@ -131,6 +132,20 @@ def _disable(module: _StandIn, name: str) -> _Function:
     return disable
 
 
+class _Rules:
+    """``torch._dynamo.trace_rules``: which function a compiler looks into is in no cache before there is a compiler."""
+
+    def __init__(self, module: _StandIn, name: str) -> None:
+        self._module, self._name = module, name
+
+    def clear_lru_cache(self) -> None:
+        if (compiler := self._module.loaded()) is not None:
+            getattr(compiler, self._name).clear_lru_cache()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(getattr(self._module.load(), self._name), name)
+
+
 class _Class:
     """A class that has no instances until its module is loaded."""
 
@@ -150,7 +165,11 @@ class _Class:
 
 #: Module -> its members that a trace needs.
 _MEMBERS: Mapping[str, Mapping[str, Callable[[_StandIn, str], Any]]] = {
-    name_of("dynamo"): {"disable": _disable, "graph_break": lambda module, name: lambda msg="": None},
+    name_of("dynamo"): {
+        "disable": _disable,
+        "graph_break": lambda module, name: lambda msg="": None,
+        "trace_rules": _Rules,
+    },
     "sympy": {"Basic": _Class},
     name_of("sympy_functions"): {"Max": _Class},
     "torch.fx.experimental.symbolic_shapes": {
