@@ -157,6 +157,20 @@ def product_of_stored(m: int, n: int, k: int, scheme: str, out: str = "bfloat16"
     return Cost({pipe: gemm.flops}, gemm.read_bytes, gemm.write_bytes, launches=(gemm,))
 
 
+def in_groups(given: Cost, groups: int) -> Cost:
+    """So many products of one size as batches of the same launches, each with activations and weights of its own."""
+    if groups == 1:
+        return given
+    names = "batch", "read_bytes", "write_bytes", "elements", "instructions"
+    launches = (
+        replace(work, **{name: groups * getattr(work, name) for name in names if hasattr(work, name)})
+        for work in given.launches
+    )
+    flops = {pipe: groups * count for pipe, count in given.flops.items()}
+    moved = {name: groups * getattr(given, name) for name in ("read_bytes", "write_bytes")}
+    return replace(given, flops=flops, launches=tuple(launches), **moved)
+
+
 def _conversions(m: int, k: int, how: Scheme, kernels: EngineKernels) -> tuple[Conversion, ...]:
     """The launches that quantise [m, k] activations."""
     if not kernels.conversions:

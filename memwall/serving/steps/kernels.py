@@ -10,7 +10,7 @@ from memwall.core.graph import ITEMSIZE
 from memwall.hardware.host import HostWork
 from memwall.ops import Cost, served_calls, table_calls
 from memwall.ops.experts import SCHEMES as EXPERTS
-from memwall.ops.quantised import SCHEMES, quantised_product
+from memwall.ops.quantised import SCHEMES, in_groups, quantised_product
 from memwall.ops.routing import BY_CHANCE, ExpertRouting, loads_of
 from memwall.serving.steps.step import EngineStep, Layout
 
@@ -53,7 +53,8 @@ def share_of(count: int, parts: int) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product(StepKernel):
     """``[rows, k] x [k, n]`` with weights. ``split``: the GPUs share its columns (``column``), its rows (``row``) or
-    nothing (``whole``). ``of_sequences``: it has a row for each sequence, not for each token."""
+    nothing (``whole``). ``of_sequences``: it has a row for each sequence, not for each token. ``groups``: a row has so
+    many parts of ``k`` numbers, each of which makes a part of the ``n`` columns alone."""
 
     kind: ClassVar[str] = "Product"
 
@@ -64,11 +65,15 @@ class Product(StepKernel):
     of_sequences: bool = False
     #: the scheme of its weights, empty for none; None: as the layout says
     own: str | None = None
+    groups: int = 1
 
     def cost(self, step: EngineStep, layout: Layout) -> Cost:
         rows, n, k = step.outputs if self.of_sequences else step.tokens, *self._sizes(layout)
+        groups = share_of(self.groups, layout.tp) if self.split == "column" else self.groups
         if scheme := self._scheme(layout):
-            return quantised_product(rows, n, k, scheme, self.dtype, engine=layout.engine)
+            return in_groups(quantised_product(rows, n // groups, k, scheme, self.dtype, engine=layout.engine), groups)
+        if groups > 1:
+            return table_calls.batched_product(groups, rows, n // groups, k, self.dtype)
         return table_calls.product(rows, n, k, self.dtype)
 
     def weights_bytes(self, layout: Layout) -> int:

@@ -113,7 +113,15 @@ class Reader(CacheReader):
         own = max(columns, key=columns.__getitem__)
         if own is None and (is_last or not wholes.isdisjoint(_CHOICES)):
             own = ""
-        return Product(n=n, k=k, dtype=made[0].dtype, split=split, of_sequences=of_sequences, own=own), after
+        return Product(
+            n=n,
+            k=k,
+            dtype=made[0].dtype,
+            split=split,
+            of_sequences=of_sequences,
+            own=own,
+            groups=n // made[0].shape[-1] if grouped else 1,
+        ), after
 
     def _is_last(self, number: int) -> bool:
         """Whether a region makes logits: the model's output, or what only element-wise ops separate from it."""

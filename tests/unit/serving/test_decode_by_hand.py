@@ -222,6 +222,63 @@ DEEPSEEK_V4 = {
 }  # fmt: skip
 
 
+#: a rotary table in bfloat16, of 64 numbers for each of the two sequences that are traced
+TABLE = 2 * 2 * 64
+
+
+def entries(products, entry, positions, ratio):
+    """A token's numbers of both products are written, and they or as many others read twice; its part of an entry is
+    written. The bias of each position and a norm's weight are read, and two tables."""
+    tokens = 2 * BATCH * (3 * sum(products) + entry // ratio)
+    return sum(product(4096, n) for n in products) + tokens + 2 * (positions + 512) + 2 * TABLE
+
+
+def window(seen):
+    """64 heads attend to 128 tokens, the new one, and entries so often seen, whose one vector is key and value."""
+    return 2 * BATCH * (512 * (128 + 1 + seen) + 2 * 64 * 512)
+
+
+def test_deepseek_v4(save):
+    """44 of 256 experts. Four streams of the hidden size are normed in float32, and 24 sums of them say how they are
+    mixed (base and scales are 27 numbers): into what a block reads, and to which its results are added by 4 weights. At
+    the end 4 sums, with 5 numbers in float32. 1,024 entries of 4 tokens are scored and 512 attended to; of 128 there
+    are 32. Results are turned back; 8 groups of 8 heads have a matrix each, whose results are put in order. The places
+    of entries are not counted where attention reads them."""
+    streams, row = 4 * 4096, 2 * BATCH * 4096
+    spread = BATCH * (2 + 4) * streams  # streams, and normed in float32
+    weights = 4 * (24 * streams + BATCH * (streams + 24))
+    mixed = 2 * BATCH * streams + 2 * BATCH * 4  # and the weights of what will be added
+    before = weights + BATCH * (2 * streams + 4 * 24) + 2 * (4096 + 27) + row + mixed
+    hyper = 2 * 2 * (before + mixed + row + spread) + 2 * row  # of two layers; the shared expert's results, too
+    begin = row + 8 * BATCH + spread
+    end = 4 * (4 * streams + BATCH * (streams + 4)) + BATCH * (2 * streams + 4 * 4) + 2 * 4096 + 4 * 5 + row
+    queries = product(4096, 1024 + 512) + norm(1024, 1, 1, 2) + product(1024, 64 * 512)
+    back = 2 * 2 * BATCH * 64 * 512 + TABLE
+    grouped = 2 * (8 * 4096 * 1024 + BATCH * 8 * (4096 + 1024)) + 2 * 2 * BATCH * 8192 + product(8192, 4096)
+    index = product(1024, 64 * 128) + product(4096, 64) + 132 * BATCH * (1024 + 64)
+    index += 2 * 4 * BATCH * 1024 + 4 * BATCH * 512
+    sparse = entries((2048, 512), 512 + 128, 4 * 1024, 4) + index + window(512)
+    heavy = entries((1024,), 512, 128 * 512, 128) + window(32)
+    mixture = product(4096, 256) + choice(256, 6, 2, 2) + experts(44, 3, 4096, 2048) + network(4096, 2048)
+    layers = 2 * (queries + back + grouped + mixture) + sparse + heavy
+    assert moved(save(DEEPSEEK_V4)) == begin + hyper + layers + end + ending(4096, 129280)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "weights", "read"),
+    [
+        (1, "", 2 * (8192 * 4096 + BATCH * 8 * 4096)),
+        (2, "", 2 * (4096 * 4096 + BATCH * 4 * 4096)),
+        (1, "fp8", 8192 * 4096 + 2 * BATCH * 8 * 4096 + 8 * 4),  # rows are cast first; a scale for each matrix
+    ],
+    ids=["one", "shared", "fp8"],
+)
+def test_groups_of_a_product_read_numbers_of_their_own(gpus, weights, read):
+    grouped = Product(n=8192, k=4096, dtype="bfloat16", split="column", groups=8)
+    cost = grouped.cost(EngineStep(BATCH, BATCH * CONTEXT), Layout(tp=gpus, weights=weights))
+    assert (cost.read_bytes, cost.total_flops) == (read, 2 * BATCH * 4096 * 8192 // gpus)
+
+
 @pytest.fixture(scope="module")
 def compressed(tmp_path_factory):
     """The kernels of a decode step of DeepSeek-V4."""
