@@ -60,12 +60,12 @@ class ServingReport(Report):
             ("in front", found.media),
         )
         answer: list[Block] = [Sentence(line, strong=True) for line in (_choices(found) or _fastest(found))]
-        answer += [Sentence(line) for line in _held(found)]
+        answer += [Sentence(line) for line in (*_held(found), *self._refused())]
         several = len({each.engine for each in found.verdicts}) > 1
         answer += [] if several else _verdicts(found.verdicts)
         ran = [engine for engine in found.engines if engine.decode]
         drawn = [Picture(draw(found), label) for label, draw in PICTURES.items()] if kind == "html" and ran else []
-        sections = [Section("Under load", (self._loads(), *map(Sentence, self._refused()), facts))]
+        sections = [Section("Under load", (self._loads(), facts))]
         if several:
             sections.append(Section("What binds, and what would make it faster", _verdicts(found.verdicts)))
         if found.launch is not None:
@@ -213,12 +213,25 @@ def _held(found: SavedServing) -> list[str]:
     """Whether each engine's memory holds the load, what its decode steps wait for, and of several engines what would
     help first."""
     last, told = {point.name: point for point in found.ran}, {each.engine: each for each in found.verdicts}
-    return [
-        f"{name} holds {point.largest_batch:,.0f} sequences at once; with {point.load} its decode steps wait for"
-        f" {_WAITED.get(wall, wall)}{_first(told[name]) if name in told and len(told) > 1 else ''}."
-        for name, point in last.items()
-        if point.largest_batch and (wall := str(point.figure("limited_by") or ""))
-    ][:_HELD]
+    memory = {engine.name: engine for engine in found.engines}
+    lines = []
+    for name, point in last.items():
+        wall = str(point.figure("limited_by") or "")
+        if not point.largest_batch or not wall or name not in memory:
+            continue
+        first = _first(told[name]) if name in told and len(told) > 1 else ""
+        lines.append(
+            f"{_fitting(memory[name])}, {point.largest_batch:,.0f} sequences at once. With {point.load} its decode"
+            f" steps wait for {_WAITED.get(wall, wall)}{first}."
+        )
+    return lines[:_HELD]
+
+
+def _fitting(engine: SavedEngine) -> str:
+    """``It fits h100-sxm: of 85.02 GB weights take 16.06 GB and the cache may take 57.97 GB``."""
+    each = "each GPU's " if engine.name != engine.gpu else ""
+    held = f"weights take {size(engine.weights_bytes)} and the cache may take {size(engine.free_bytes)}"
+    return f"It fits {engine.name}: of {each}{size(engine.dram_bytes)} {held}"
 
 
 def _first(verdict: ServedVerdict) -> str:
