@@ -118,26 +118,25 @@ def _walled(profile: Profile, schedule: Schedule, binding: Lever | None, found: 
         wall = binding.wall
         told = f"{capital(wall)} binds" if binding.saved_s >= NOTABLE * time_s else f"Of the hardware {wall} binds"
         alike = as_would(binding.name, {lever.name: lever.time_s for lever in found})
-        told += f": {binding.name} would save {saving(binding.saved_s)}{alike}{_issuing(schedule)}"
+        though, other = _beside(binding, found, shares, time_s)
+        told += f"{though}: {binding.name} would save {saving(binding.saved_s)}{alike}{other}{_issuing(schedule)}"
     kernels = [kernel for kernel in schedule.kernels if kernel.limited_by == wall]
     if not kernels:
         return f"{told}."
     details = f"{percent(shares[wall])} of the time goes to kernels {_DETAILS[wall](profile, schedule, kernels)}."
-    if binding is None or binding.wall == HOST:
-        return f"{told}: {details}"
-    return f"{told}. {details}{_beside(binding, found, shares, time_s)}"
+    return f"{told}: {details}" if binding is None or binding.wall == HOST else f"{told}. {details}"
 
 
-def _beside(binding: Lever, found: Sequence[Lever], shares: Mapping[str, float], time_s: float) -> str:
-    """Why a wall does not bind that limits the kernels of more of the time than the one that does."""
+def _beside(binding: Lever, found: Sequence[Lever], shares: Mapping[str, float], time_s: float) -> tuple[str, str]:
+    """Where another wall limits the kernels of more of the time than the one that binds: what binding means then, and
+    what a change of the other would save; both empty elsewhere."""
     wall = max(shares, key=shares.__getitem__)
+    if wall == binding.wall:
+        return "", ""
+    though = f", as a change of it saves most, though kernels limited by {wall} take more of the time,"
     other = bound_by([lever for lever in found if lever.wall == wall], shares, time_s)
-    if wall == binding.wall or other is None:
-        return ""
-    return (
-        f" Kernels that {wall} limits take more, {percent(shares[wall])}, but {other.name} would save less:"
-        f" {saving(other.saved_s) or 'nothing'}."
-    )
+    less = f", and {other.name} {saving(other.saved_s) or 'nothing'}" if other else ""
+    return f"{though} {percent(shares[wall])}", less
 
 
 def _misfit(profile: Profile, schedule: Schedule) -> str:

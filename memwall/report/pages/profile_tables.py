@@ -18,6 +18,7 @@ from memwall.simulate.memory import alive_at_peak
 from memwall.simulate.schedule import Schedule
 
 MATRIX_NOTE = (
+    "limited by: what most of its time waits for; "
     "times fewer FLOP/s: than matmuls, convolution and attention reach together; "
     "FLOPs are the model's and bytes compulsory, also of kernels that compute more (scores again) or fewer (Winograd); "
     "time is modeled"
