@@ -118,7 +118,7 @@ def _calibrate_machine(path: Path, out: Out, *, device: str, threads: int, round
     from memwall.report.pages.gpus import GpuReport
 
     messages = out.messages
-    found = calibrate(device, threads=threads, rounds=rounds, accept_busy=accept_busy, progress=messages.say)
+    found = calibrate(device, threads=threads, rounds=rounds, accept_busy=accept_busy, progress=messages.progress)
     write_whole(path, found.spec)
     if device == "host":
         print_text(found.spec)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from memwall.cli import options
 from memwall.cli.output import Messages
 from memwall.core.errors import UsageError
+from memwall.core.progress import listening
 from memwall.frontend.targets.sizes import split_sizes
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu, load_gpus, match_device
 from memwall.wings import part
@@ -117,7 +118,6 @@ class ModelTarget:
         from memwall.pipeline import with_capture
 
         with running(self.target, self.messages):
-            self.messages.progress(f"tracing {workload.name} under TorchDynamo")
             others = [self.workload(**sizes).inputs] if sizes else []
             return with_capture(profile, workload, self.given, others)
 
@@ -178,7 +178,7 @@ def running(target: str, messages: Messages) -> Iterator[None]:
     process writes to file descriptor 1, so that standard output has the result alone; its progress is cleared after it.
     Raises ``MemwallError``: it left by ``sys.exit``, which is no result, whatever its code."""
     try:
-        with contextlib.redirect_stdout(sys.stderr), _descriptor_to_stderr():
+        with contextlib.redirect_stdout(sys.stderr), _descriptor_to_stderr(), listening(messages.progress):
             yield
     except (SystemExit, GeneratorExit) as error:
         from memwall.frontend.targets.blame import blame

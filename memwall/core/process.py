@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Set
 from importlib import import_module
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from memwall.core.errors import MemwallError, MissingError, UsageError, signal_name
+from memwall.core.progress import listening
 
 #: the folder that holds this package
 HOME = str(Path(__file__).resolve().parents[2])
@@ -164,8 +166,9 @@ class Child:
         with contextlib.suppress(OSError):
             self._pipe.send(number)
 
-    def receive(self, limit_s: float | None) -> Any:
-        """The next answer, whichever request it belongs to; None waits without a limit.
+    def receive(self, limit_s: float | None, say: Callable[[str], None] = lambda line: None) -> Any:
+        """The next answer, whichever request it belongs to; None waits without a limit. ``say`` is called with the
+        lines that the target tells (:mod:`memwall.core.progress`) until then; one that is ``apart`` is not heard.
 
         Raises:
             MemwallError: what the target has raised.
@@ -173,9 +176,7 @@ class Child:
         """
         self.answered = None
         try:
-            if not self._pipe.poll(limit_s):
-                raise Lost("timeout", f"took longer than its limit of {limit_s:.0f} s")
-            number = self._pipe.recv()
+            number = self._next(limit_s, say)
             raised, answer = self._pipe.recv()
         except (EOFError, OSError):
             raise self._lost() from None
@@ -186,10 +187,22 @@ class Child:
             raise answer
         return answer
 
-    def ask(self, limit_s: float | None, *question: Any) -> Any:
+    def _next(self, limit_s: float | None, say: Callable[[str], None]) -> int:
+        """The number before the next answer; each line before it is said."""
+        began = time.monotonic()
+        while True:
+            left_s = None if limit_s is None else max(began + limit_s - time.monotonic(), 0)
+            if not self._pipe.poll(left_s):
+                raise Lost("timeout", f"took longer than its limit of {limit_s:.0f} s")
+            found: int | str = self._pipe.recv()
+            if isinstance(found, int):
+                return found
+            say(found)
+
+    def ask(self, limit_s: float | None, *question: Any, say: Callable[[str], None] = lambda line: None) -> Any:
         """Send a request and wait for the answer; see :meth:`receive`."""
         self.send(*question)
-        return self.receive(limit_s)
+        return self.receive(limit_s, say)
 
     def _lost(self) -> Lost:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -283,7 +296,9 @@ def serve() -> None:
                 process, place = _forked(answer, question, lifeline, pipe)
                 forks[process] = number, place
             else:
-                _reply(pipe, number, pickle.dumps(_answered(answer, question)))
+                with listening(lambda line: _pass_on(pipe, line)):
+                    made = pickle.dumps(_answered(answer, question))
+                _reply(pipe, number, made)
         for process in list(forks):
             ended, status = os.waitpid(process, os.WNOHANG)
             if ended:
@@ -325,6 +340,13 @@ def _reply(pipe: Connection[Any, Any], number: int, made: bytes) -> None:
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         pipe.send(number)
         pipe.send_bytes(made)
+
+
+def _pass_on(pipe: Connection[Any, Any], line: str) -> None:
+    """A line of progress; what the target has forked is not heard."""
+    if _answering == os.getpid():
+        with contextlib.suppress(OSError):
+            pipe.send(line)
 
 
 def _answered(answer: Callable[..., Any], question: tuple[Any, ...]) -> tuple[bool, Any]:

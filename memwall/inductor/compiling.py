@@ -38,6 +38,7 @@ from memwall.core.compat import inductor_compile_fx as compile_fx
 from memwall.core.compat import inductor_config as config
 from memwall.core.compat import inductor_joint_graph as joint_graph
 from memwall.core.compat import inductor_post_grad as post_grad
+from memwall.core.progress import CountedLine, tell
 from memwall.frontend.torch.dispatch.attention import attend, call_of
 from memwall.hardware.torch_versions import NEWEST, TORCH
 from memwall.inductor.replay import Joint
@@ -241,9 +242,11 @@ def schedule(
 
     def run_node(lowering: Any, node: Node) -> Any:
         results[node] = original(lowering, node)
+        tell(CountedLine("compiling calls by Inductor", len(results), len(lowering.module.graph.nodes)))
         return results[node]
 
     def stop(lowering: Any) -> None:
+        tell(f"compiling by Inductor, fusing {len(lowering.operations):,} loops and calls")
         if source:
             lowering.codegen()
         else:

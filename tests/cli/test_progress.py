@@ -9,7 +9,7 @@ import pytest
 from memwall.cli.output import Messages
 from memwall.cli.passing import PassingLine
 from memwall.core.best_first import best_first
-from memwall.core.progress import CountedLine, counting
+from memwall.core.progress import CountedLine, counting, listening, tell
 
 
 class Terminal(io.StringIO):
@@ -141,6 +141,15 @@ def test_a_counted_line_is_text_with_its_count():
     lines: list[str] = []
     assert [*counting("ab", "tracing problems", lines.append)] == ["a", "b"]
     assert lines == ["tracing problems, 0 of 2", "tracing problems, 1 of 2"]
+
+
+def test_what_is_told_is_heard_while_somebody_listens():
+    lines: list[str] = []
+    tell("before")
+    with listening(lines.append):
+        tell("while")
+    tell("after")
+    assert lines == ["while"]
 
 
 def test_a_search_says_how_many_candidates_it_has_looked_at():

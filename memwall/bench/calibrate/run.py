@@ -18,6 +18,7 @@ from memwall.bench.machine import cache_bytes
 from memwall.core.cache import cache_folder
 from memwall.core.errors import MemwallError, MissingError, unknown
 from memwall.core.process import Child, Lost
+from memwall.core.progress import counting, tell
 
 #: seconds after which the process that measures is given up
 LIMIT_S = 600.0
@@ -70,7 +71,7 @@ def calibrate(
         raise unknown("device", device, _SPECS)
     progress(f"measuring this machine's {device}, {rounds} rounds")
     job = {"device": device, "threads": threads, "rounds": rounds, "accept_busy": accept_busy}
-    answer = _ask(job)
+    answer = _ask(job, progress)
     quantities = {quantity.name: quantity for quantity in answer["quantities"]}
     return Calibration(device, _SPECS[device](answer, quantities, job), tuple(quantities.values()))
 
@@ -79,15 +80,15 @@ def calibrate(
 _SPECS = {"cpu": cpu_spec, "cuda": cuda_spec, "host": host_spec}
 
 
-def _ask(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of a process that measures.
+def _ask(job: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+    """The answer of a process that measures, which says how far it is.
 
     It is separate because glibc's allocator reads its settings at the start: memory that is freed and allocated again
     costs a page fault per 4 KiB, which is slower than any kernel that writes there.
     """
     child = Child(measure_here, timing_environment("cpu", job["threads"]))
     try:
-        answer: dict[str, Any] = child.ask(LIMIT_S, job)
+        answer: dict[str, Any] = child.ask(LIMIT_S, job, say=say)
         return answer
     except Lost as lost:
         if lost.status == "timeout":
@@ -133,8 +134,10 @@ def _measure_cuda(job: Mapping[str, Any]) -> dict[str, Any]:
         raise MissingError("there is no CUDA device that torch can use here")
     device, rounds = open_device("cuda"), job["rounds"]
     count = min(ARRAY_ELEMENTS, torch.cuda.mem_get_info()[0] // 4 // 8)
-    found = [_quantity(device, bench, FEW, rounds) for bench in memory(count, "cuda")]
+    kernels = counting(memory(count, "cuda"), "measuring this GPU's memory, kernels", tell)
+    found = [_quantity(device, bench, FEW, rounds) for bench in kernels]
     for bench in cuda_products():
+        tell(f"measuring this GPU's {bench.name}")
         try:
             found.append(_quantity(device, bench, FEW, rounds))
         except RuntimeError:  # this device or build has no such product

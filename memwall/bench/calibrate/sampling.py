@@ -16,6 +16,7 @@ from memwall.bench.clock import Clocks
 from memwall.bench.device import LEAST_SHARE
 from memwall.bench.stats import spread
 from memwall.core.errors import MissingError
+from memwall.core.progress import counting, tell
 from memwall.core.units import few
 
 SAMPLE_S = 0.01
@@ -84,9 +85,12 @@ def measure(
         Busy: a benchmark has too few good samples.
     """
     clocks = clocks or Clocks()
-    calls = {bench.name: bench.calls or _calls(bench, clocks) for bench in benchmarks}
+    calls = {}
+    for bench in benchmarks:
+        tell(f"measuring this machine, first calls of {bench.name}")
+        calls[bench.name] = bench.calls or _calls(bench, clocks)
     good: dict[str, list[float]] = {bench.name: [] for bench in benchmarks}
-    for _ in range(rounds):
+    for _ in counting(range(rounds), "measuring this machine, rounds", tell):
         wall, own, machine = clocks.wall(), clocks.own(), clocks.machine()
         taken = {bench.name: _sample(bench, calls[bench.name], clocks, accept_busy, wait) for bench in benchmarks}
         others = (clocks.machine() - machine - (clocks.own() - own)) / (clocks.wall() - wall)

@@ -23,6 +23,7 @@ from memwall.frontend.torch.dispatch.tensors import dtype_name
 from memwall.frontend.torch.process.device import TracedDevice
 from memwall.inductor.dynamo import text
 from memwall.inductor.dynamo.alone import alone, no_function_modes, pause_while_compiling
+from memwall.ops.signatures import signature_of
 from memwall.record.capture import Guard, Recompile
 
 
@@ -88,12 +89,20 @@ class DynamoRun:
     """An execution of a traced step through Dynamo (:data:`~memwall.frontend.torch.recorded_step.Execute`); keeps what
     it saw. ``others`` are inputs of further calls, ``dtype`` what floating inputs are cast to. ``on_device`` lets
     Dynamo trace the mode that puts tensors on the traced device: it breaks where plain code would not
-    (``Tensor.unflatten``), so this is for models that name ``cuda`` or no device in their forward."""
+    (``Tensor.unflatten``), so this is for models that name ``cuda`` or no device in their forward. ``reached`` is told
+    how many ops have run or are captured, which is fewer again where Dynamo begins a function anew."""
 
-    def __init__(self, others: Sequence[Any] = (), dtype: torch.dtype | None = None, on_device: bool = False) -> None:
+    def __init__(
+        self,
+        others: Sequence[Any] = (),
+        dtype: torch.dtype | None = None,
+        on_device: bool = False,
+        reached: Callable[[int], None] = lambda ops: None,
+    ) -> None:
         self.others = tuple(others)
         self.dtype = dtype
         self.on_device = on_device
+        self.reached = reached
         self.breaks: list[SeenBreak] = []
         self.graphs: list[SeenGraph] = []
         self.runs: list[SeenRun] = []
@@ -104,6 +113,8 @@ class DynamoRun:
         self.stop = 0
         #: the failure of Dynamo itself, rather than of the model
         self.failure: str | None = None
+        #: ops that Dynamo has tried of the function at hand
+        self._tried = 0
         self._failed_guards: list[str] = []
         self._again = False
         self._broken_at: tuple[str, int | None] | None = None
@@ -114,7 +125,12 @@ class DynamoRun:
     ) -> Any:
         """Run the step through Dynamo; the result of the first inputs."""
         modes = contextlib.nullcontext() if self.on_device else no_function_modes()
-        with alone(self.notes), _break_log(lambda error: self._see_break(recorder, error)), modes:
+        with (
+            alone(self.notes),
+            _break_log(lambda error: self._see_break(recorder, error)),
+            _tried_ops(lambda: self._see_op(recorder)),
+            modes,
+        ):
             pause_while_compiling(recorder)
             compiled: Any = compat.dynamo.optimize(
                 lambda graph, examples: self._backend(recorder, graph),
@@ -151,6 +167,7 @@ class DynamoRun:
 
     def _backend(self, recorder: Recorder, graph: torch.fx.GraphModule) -> Callable[..., Any]:
         """Dynamo's backend: a function that runs each captured graph and records the run."""
+        self._tried = 0
         number = len(self.graphs)
         reason: Any = getattr(graph, "compile_subgraph_reason", None)
         broken = reason is not None and reason.graph_break
@@ -173,9 +190,15 @@ class DynamoRun:
 
         return run
 
+    def _see_op(self, recorder: Recorder) -> None:
+        if not self._again:
+            self._tried += 1
+            self.reached(len(recorder.ops) + self._tried)
+
     def _see_break(self, recorder: Recorder, error: Any) -> None:
         if self._again:
             return
+        self._tried = 0
         stack: Sequence[FrameSummary] = getattr(error, "real_stack", None) or ()
         message = getattr(error, "msg", None) or str(error)
         self._broken_at = _last(stack)
@@ -250,4 +273,27 @@ def _break_log(see: Callable[[Any], None]) -> Iterator[None]:
         original(self, code_options, reason, exc)
 
     with patch.object(translator, "log_graph_break", log_graph_break):
+        yield
+
+
+@contextlib.contextmanager
+def _tried_ops(see: Callable[[], None]) -> Iterator[None]:
+    """Call ``see`` after each op that Dynamo tries on tensors without data, but for views and what an op calls."""
+    mode = compat.FakeTensorMode
+    original = mode.dispatch
+    inside = False
+
+    def dispatch(self: Any, func: Any, *call: Any, **keywords: Any) -> Any:
+        nonlocal inside
+        if inside:
+            return original(self, func, *call, **keywords)
+        inside = True
+        try:
+            return original(self, func, *call, **keywords)
+        finally:
+            inside = False
+            if isinstance(func, compat.OpOverload) and func.namespace != "prim" and not signature_of(func).free:
+                see()
+
+    with patch.object(mode, "dispatch", dispatch):
         yield

@@ -10,6 +10,7 @@ from typing import Any
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import EAGER, Graph, Op
+from memwall.core.progress import CountedLine, tell
 from memwall.frontend.targets import Workload
 from memwall.frontend.torch.options import TraceOptions, parse_dtype
 from memwall.frontend.torch.run import trace
@@ -51,9 +52,16 @@ def capture(workload: Workload, options: TraceOptions, graph: Graph, others: Seq
     ways = [(options.real, False), (options.real, True)]  # on real tensors; with Dynamo tracing the device's mode
     if not options.real and graph.role_bytes["parameter"] + graph.role_bytes["buffer"] <= REAL_BYTES:
         ways.append((True, False))
+    what = f"tracing {workload.name} under TorchDynamo"
+    total = sum(op.phase == "forward" for op in graph.ops)
+
+    def reached(ops: int) -> None:
+        tell(CountedLine(what, min(ops, total), total))
+
+    reached(0)
     first: tuple[DynamoRun, str] | None = None
     for real, on_device in ways:
-        run = DynamoRun(others, dtype, on_device)
+        run = DynamoRun(others, dtype, on_device, reached)
         try:
             plain = replace(workload, optimizer=None)
             traced = trace(plain, replace(options, real=real), execute=run, recorder=RegionRecorder)

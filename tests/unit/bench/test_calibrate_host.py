@@ -8,6 +8,7 @@ import pytest
 from memwall.bench.calibrate.host_spec import KINDS, HostMeasured, host_spec
 from memwall.bench.calibrate.sampling import Benchmark, SampledQuantity, measure
 from memwall.bench.clock import Clocks
+from memwall.core.progress import listening
 from memwall.hardware.host import Host, HostWork, load_host
 
 #: microseconds of a call, and work where it is not 1: an op takes 1, a module 0.6, a view 0.5, a node 0.3, the CPU's
@@ -140,6 +141,15 @@ def test_a_sample_of_one_call_begins_on_an_idle_device():
     clocks = Clocks(clock, clock, clock)
     measure([lone], 3, accept_busy=True, clocks=clocks, wait=lambda: order.append("wait"))
     assert order == 3 * ["run", "wait", "run"]  # warm, idle, timed
+
+
+def test_each_round_is_told_before_it_begins():
+    ticks = iter(range(10**6))
+    clock = lambda: next(ticks) * 1.0  # noqa: E731
+    lines = []
+    with listening(lines.append):
+        measure([Benchmark("lone", 1.0, int, calls=1)], 3, accept_busy=True, clocks=Clocks(clock, clock, clock))
+    assert lines[1:] == [f"measuring this machine, rounds, {done} of 3" for done in range(3)]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 
 from memwall.core.errors import MissingError, NeedsData, UsageError
 from memwall.core.process import FORKS, Child, Lost, environment
+from memwall.core.progress import CountedLine, tell
 from tests.unit.places import ROOT
 from tests.unit.processes import is_alive, wait_for
 
@@ -41,6 +42,8 @@ def answer(word, *arguments):
             os._exit(0)
         wait_for(lambda: Path(arguments[0]).read_text())
         time.sleep(arguments[1])
+    if word == "tell":
+        tell(CountedLine("measuring", *arguments))
     if word == "print":
         print(*arguments)
     if word == "stdin":
@@ -77,6 +80,17 @@ def test_it_answers_and_keeps_its_state(start):
     assert start().ask(60.0, "a", 1, [2]) == ("a", (1, [2]))
     counter = start("Counter")
     assert [counter.ask(60.0), counter.ask(60.0)] == [1, 2]
+
+
+def test_it_says_how_far_it_is_before_it_answers(start):
+    lines = []
+    assert start().ask(60.0, "tell", 2, 9, say=lines.append) == ("tell", (2, 9))
+    assert lines == ["measuring, 2 of 9"]
+    assert (lines[0].what, lines[0].done, lines[0].total) == ("measuring", 2, 9)
+
+
+def test_lines_that_nobody_asked_for_are_no_answers(start):
+    assert start().ask(60.0, "tell", 2, 9) == ("tell", (2, 9))
 
 
 @pytest.mark.parametrize(

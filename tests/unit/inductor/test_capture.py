@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from memwall.core.graph import EAGER, Op
+from memwall.core.progress import listening
 from memwall.core.structure import write
 from memwall.frontend.targets import Workload, resolve
 from memwall.frontend.torch import TraceOptions, trace
@@ -188,6 +189,14 @@ def test_a_clean_model_is_one_graph_with_its_backward():
     assert [(g.forward_ops, g.backward_ops) for g in found.graphs] == [(3, 4)]
     assert (found.captures, found.breaks, found.unmatched, found.data) == (1, (), 0, "meta")
     assert found.failure is None and found.regions.count(EAGER) == 2
+
+
+def test_it_says_how_many_of_the_ops_dynamo_has_reached():
+    lines = []
+    with listening(lines.append):
+        captured(Clean, mode="inference")
+    assert [line.done for line in lines] == [0, 1, 2, 3]  # addmm, relu, mul
+    assert {line.total for line in lines} == {3}
 
 
 def test_the_workloads_loss_is_captured_and_the_optimizer_is_not():
