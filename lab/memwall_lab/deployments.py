@@ -191,9 +191,9 @@ class Deployment(Timed):
         stated, up to a ``largest`` batch. Prompts that have engines of their own are not cut: TensorRT-LLM does so with
         ``enable_chunked_prefill`` alone, which no recipe sets, and SGLang runs chunks one after another."""
         stated = (*(size for size in self.graphs if not 0 < largest <= size), *([largest] if largest else ()))
-        whole = True if pool is self.prompts else None
+        prefill = "apart" if pool is self.prompts else None
         captured = stated if self.graphs else None
-        asked = AskedPolicy(max_batch=pool.batch, token_budget=pool.tokens, whole_prompts=whole, captured=captured)
+        asked = AskedPolicy(max_batch=pool.batch, token_budget=pool.tokens, prefill=prefill, captured=captured)
         return asked.of(load_engine(self.engine), self.gpu, pool.layout, 1 + self.draft_tokens)
 
     def _speculation(self, steps: GpuSteps) -> Speculation | None:

@@ -246,18 +246,18 @@ def test_experts_are_copied_as_in_their_recipe(read, tmp_path):
     assert (slower.draft_tokens, slower.decodes.copies) == (0, None)
 
 
-@pytest.mark.parametrize(("engine", "chunked"), [("sglang", False), ("trtllm", True)])
-def test_a_deployment_fills_steps_as_its_engine_does(read, engine, chunked):
+@pytest.mark.parametrize(("engine", "mixed"), [("sglang", False), ("trtllm", True)])
+def test_a_deployment_fills_steps_as_its_engine_does(read, engine, mixed):
     """SGLang's chunked_prefill_size on 141 GB, in steps without decodes; max_num_tokens of TensorRT-LLM."""
     (sample,) = read({"backend": engine, "isl": 2048}).of(Deployment)
     policy = sample.policy(sample.decodes)
-    assert (policy.chunked, policy.token_budget, policy.max_batch) == (chunked, 8192, 2048)
+    assert (policy.mixed, policy.cut, policy.token_budget, policy.max_batch) == (mixed, False, 8192, 2048)
 
 
 def test_engines_of_prompts_do_not_cut_them(read):
     """TensorRT-LLM's enable_chunked_prefill is off by default."""
     (sample,) = read(STATED).of(Deployment)
-    assert (sample.policy(sample.prompts).chunked, sample.policy(sample.decodes).chunked) == (False, True)
+    assert (sample.policy(sample.prompts).mixed, sample.policy(sample.decodes).mixed) == (False, True)
 
 
 #: all GPUs of a deployment of SGLang on GB200

@@ -80,8 +80,8 @@ OPTION_GROUPS: Mapping[str, str] = {
     "Hardware": "gpu gpus machines clock host cluster device",
     "Cost": "price kwh pue grams-per-kwh busy spot",
     "How it runs": "policy cuda-graph attention what-if executor launch weights kv slo engine utilization"
-    " utilization-of max-batch token-budget max-context whole-prompts eager captured draft draft-tokens accept"
-    " closed-form mixed-prompts routing redundant straggler torch",
+    " utilization-of max-batch token-budget max-context prefill eager captured draft draft-tokens accept"
+    " closed-form routing redundant straggler torch",
     "Many GPUs": "parallel tp ep dp pp replicas route failed autoscale startup disaggregate world nodes rank scale"
     " state no-overlap among",
     "Kernels": "compile emit all alternatives",

@@ -24,6 +24,9 @@ from memwall.hardware.gpu import Gpu
 
 SCHEMA = "memwall.engine/1"
 ENGINES = ("vllm", "sglang", "trtllm")
+#: how steps take prompts: ``chunked``, cut where the tokens of a step end, next to decodes; ``whole``, next to decodes;
+#: ``apart``, whole in steps of their own, while decodes wait
+PREFILLS = ("chunked", "whole", "apart")
 
 _VERSION = re.compile(r"\d{1,6}(?:\.\d{1,6}){0,4}")
 #: more sequences than any engine runs in a step
@@ -92,7 +95,7 @@ class EngineSpec:
         limit: the first row that holds for a GPU says what a step takes.
         graph: batches of decodes that CUDA graphs hold, in rows of the first, the last and the step; the last row goes
             on to the largest.
-        whole_prompts: prompts run whole, in steps of their own, while decodes wait.
+        prefill: how steps take prompts, of :data:`PREFILLS`.
         divided: the tokens of a step are of all groups with sequences of their own.
         reserve: as of :class:`memwall.serving.simulation.engine.Policy`.
         attention_apart: CUDA graphs hold what lies between the attention kernels, which the CPU launches.
@@ -105,7 +108,7 @@ class EngineSpec:
     host: EngineHost
     limit: tuple[StepLimit, ...]
     graph: tuple[tuple[int, ...], ...]
-    whole_prompts: bool = False
+    prefill: Annotated[str, one_of(PREFILLS)] = "chunked"
     divided: bool = False
     reserve: Annotated[float, _share] = 0.0
     attention_apart: bool = False

@@ -67,7 +67,7 @@ class AskedPolicy:
 
     max_batch: int | None = None
     token_budget: int | None = None
-    whole_prompts: bool | None = None
+    prefill: str | None = None
     captured: tuple[int, ...] | None = None
 
     def of(self, engine: EngineSpec, gpu: Gpu, layout: Layout, verified: int = 1) -> Policy:
@@ -75,12 +75,14 @@ class AskedPolicy:
         sequences than tokens were asked for."""
         usual = engine.limits(gpu, layout.tp, layout.dp)
         budget = self.token_budget or usual.token_budget
-        whole = engine.whole_prompts if self.whole_prompts is None else self.whole_prompts
-        fitting = usual.max_batch if whole else min(usual.max_batch, max(budget // verified, 1))
+        prefill = self.prefill or engine.prefill
+        mixed = prefill != "apart"
+        fitting = min(usual.max_batch, max(budget // verified, 1)) if mixed else usual.max_batch
         return Policy(
             token_budget=budget,
             max_batch=self.max_batch or fitting,
-            chunked=not whole,
+            mixed=mixed,
+            cut=prefill == "chunked",
             captured=engine.captured(usual.largest_graph) if self.captured is None else self.captured,
             reserve=engine.reserve,
             request_s=engine.host.request_s,

@@ -53,10 +53,11 @@ def run_watts(point: Point, policy: Policy) -> float | None:
     decode_j = power.above_idle_j(EngineStep(asked.decodes, asked.context_tokens, (), policy.verified))
     if isinstance(point.draft, GpuSteps):
         decode_j += drafts * StepPower(point.draft).above_idle_j(asked)
-    decodes_per_s = run.tokens_per_s / (asked.decodes * (guess.tokens_per_step if guess else 1.0))
+    parts = point.layout.dp * point.layout.pp  # each as full as the fullest, whose kernels are counted
+    of_step = parts * asked.fullest(parts).decodes * (guess.tokens_per_step if guess else 1.0)
     found = getattr(run, "cached_share", None)
     computed = point.alone.tokens / point.workload.longest.prompt_tokens if found is None else 1 - found
-    prompts_per_s, parts = computed * run.prompt_tokens_per_s / point.alone.tokens, point.layout.dp * point.layout.pp
+    prompts_per_s = computed * run.prompt_tokens_per_s / point.alone.tokens
     prompts_j = power.above_idle_j(EngineStep(0, 0, point.alone.prefills * parts))
-    drawn_w = decodes_per_s * decode_j + prompts_per_s / parts * prompts_j
+    drawn_w = run.tokens_per_s / of_step * decode_j + prompts_per_s / parts * prompts_j
     return mean_w(drawn_w * point.layout.gpus / point.candidate.gpus, 1.0, point.gpu)

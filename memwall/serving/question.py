@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, TypedDict
 
 from memwall.core.question import Option
+from memwall.hardware.engine import PREFILLS
 from memwall.hardware.links import Cluster
 from memwall.serving.model import Model
 from memwall.serving.simulation.timing import UTILIZATION
@@ -157,10 +158,10 @@ class ServerOptions(ModelOptions, RouteOptions, total=False):
         None, "The most tokens of a step. [default: the engine's on the GPU]", least=1, metavar="N")]  # fmt: skip
     max_context: Annotated[int | None, Option(
         None, "The most tokens of a sequence. [default: what the model takes]", least=1, metavar="N")]  # fmt: skip
-    whole_prompts: Annotated[bool, Option(
-        False, "Run prompts whole, in steps of their own, while decodes wait, as SGLang does by itself.")]  # fmt: skip
-    mixed_prompts: Annotated[bool, Option(
-        False, "Cut prompts where the tokens of a step end, next to decodes, as the others do.")]  # fmt: skip
+    prefill: Annotated[str | None, Option(
+        None, "How steps take prompts. chunked: next to decodes, cut where the tokens of a step end (vLLM); whole: next"
+        " to decodes (TensorRT-LLM); apart: whole, in steps of their own (SGLang). [default: the engine's]",
+        choices=PREFILLS)]  # fmt: skip
     eager: Annotated[bool, Option(False, "Without CUDA graphs: the CPU launches every kernel of a step.")]
     captured: Annotated[int | Iterable[int] | None, Option(
         None, "Batches of decodes that CUDA graphs hold. [default: the engine's]", least=1, metavar="N...",
@@ -227,8 +228,7 @@ class ServeOptions(ServerOptions, ServedLoad, CostOptions, total=False):
         max_batch, token_budget: the most sequences and tokens of a step, of each group of ``tp`` GPUs; None: what the
             engine takes by itself on a GPU.
         max_context: the most tokens of a sequence, where it is less than the model takes.
-        whole_prompts, mixed_prompts: prompts are not cut, and run in steps of their own; or are cut, and share steps
-            with decodes. Neither: as the engine does by itself.
+        prefill: how steps take prompts, of :data:`memwall.hardware.engine.PREFILLS`; None: as the engine by itself.
         eager: no CUDA graph holds a step; ``captured`` are the batches of decodes that graphs hold.
         engine: one of :data:`ENGINES`, whose kernels run, of a version (``vllm@0.11``) or the newest; or a TOML file.
         closed_form: each load is solved for its steady state, not simulated request by request; no percentiles.

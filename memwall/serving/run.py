@@ -151,18 +151,18 @@ def _engines(
 
 def asked_policy(said: Any) -> AskedPolicy:
     """What is asked of the scheduler. Raises UsageError: CUDA graphs that are turned off have batches, or there is no
-    such share of memory."""
-    if said.utilization_of not in (shares := options_of(ServeOptions)["utilization_of"].choices):
-        raise unknown("share of memory", said.utilization_of, shares)
-    if said.whole_prompts and said.mixed_prompts:
-        raise UsageError("--whole-prompts and --mixed-prompts: prompts are cut or not; leave one out")
+    such share of memory or such a way of prompts."""
+    for name, what in (("utilization_of", "share of memory"), ("prefill", "way of steps to take prompts")):
+        given, choices = getattr(said, name), options_of(ServeOptions)[name].choices
+        if given is not None and given not in choices:
+            raise unknown(what, given, choices)
     if said.eager and said.captured:
         raise UsageError("--eager and --captured: no CUDA graph holds a batch; leave one out")
     asked = (said.captured,) if isinstance(said.captured, int) else said.captured
     return AskedPolicy(
         max_batch=said.max_batch,
         token_budget=said.token_budget,
-        whole_prompts=said.whole_prompts or (False if said.mixed_prompts else None),
+        prefill=said.prefill,
         captured=() if said.eager else tuple(sorted(asked)) if asked else None,
     )
 

@@ -95,7 +95,7 @@ AXES = {
         "images": "1,2 @llava", "image": "32,64 images=1 @pixtral", "frames": "2,4 @clips", "audio": "1,2 @heard",
         "captured": "1,8", "eager": "yes,no",
         "max_batch": "1,2 concurrency=4", "max_context": "64,128 prompt=16 generate=8", "token_budget": "512,1024",
-        "whole_prompts": "yes,no", "mixed_prompts": "yes,no engine=sglang", "utilization_of": "all,free",
+        "prefill": "chunked,apart", "utilization_of": "all,free",
         "routing": "balanced,power-law:1.2 @mixtral", "straggler": "0.8,1",
         "redundant": "2,4 routing=power-law:1.2 tp=2 ep=2 @mixtral",
         "trace_scale": "1,2 trace=a.csv", "burst": "0,3 rate=2", "turns": "1,2", "think": "0,1 turns=2",

@@ -79,6 +79,11 @@ class EngineLine:
     in_config: frozenset[str] = field(default=frozenset())
 
     @property
+    def defaults(self) -> dict[str, Any]:
+        """Options that no flag has to say."""
+        return {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "prefill": load_engine(self.engine).prefill}
+
+    @property
     def modeled(self) -> list[str]:
         """Names of flags that set something."""
         return [name for name, flag in self.flags.items() if flag.sets]
@@ -143,6 +148,11 @@ NULL = Kind("1", "an object or null", lambda text: True if text.lower() in ("nul
 def negated(kind: Kind = SWITCH) -> Kind:
     """A switch that turns off what it names the option after."""
     return Kind(kind.words, kind.wanted, lambda text: not kind.read(text), kind.write)
+
+
+def either(on: str, off: str) -> Kind:
+    """A switch between two values."""
+    return Kind(SWITCH.words, SWITCH.wanted, lambda text: on if SWITCH.read(text) else off)
 
 
 def one_of(known: Mapping[str, Any], unmodeled: Mapping[str, str] | None = None) -> Kind:

@@ -15,7 +15,7 @@ from memwall.core.question import options_of
 from memwall.core.structure import one_line
 from memwall.hardware.engine import load_engine
 from memwall.serving.launch.command import LINES, FoundCommand, find_command, read_yaml
-from memwall.serving.launch.flags import STORED, EngineLine, Flag, NotModeled
+from memwall.serving.launch.flags import STORED, SWITCH, EngineLine, Flag, NotModeled
 from memwall.serving.question import ServeOptions
 
 #: how alike a flag of no table has to be to one that sets something: then it is a slip
@@ -252,12 +252,13 @@ def _value(line: EngineLine, flag: Flag, entry: _Words) -> Any:
     if "$" in text and flag.sets != "model":
         raise UsageError(f"{entry.text}: a variable whose value is not known; write its value")
     try:
-        value = flag.kind.read(text)
+        negated = entry.is_negated and flag.kind.words == SWITCH.words
+        value = flag.kind.read(str(not SWITCH.read(text)) if negated else text)
     except (ValueError, KeyError, OverflowError):
         alike = suggest(text, flag.kind.wanted.removeprefix("one of ").split(", "))
         said = alike if flag.kind.wanted.startswith("one of") else f"want {flag.kind.wanted}"
         raise UsageError(f"{line.title}'s {entry.text}: {said}") from None
-    return not value if entry.is_negated and isinstance(value, bool) else value
+    return value
 
 
 def _normal(name: str) -> str:

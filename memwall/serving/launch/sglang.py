@@ -25,6 +25,7 @@ from memwall.serving.launch.flags import (
     balanced,
     balancer,
     direct,
+    either,
     graphs,
     negated,
     one_of,
@@ -74,7 +75,7 @@ FLAGS = table(
     sets("context-length", "max_context", WHOLE),
     sets("max-running-requests", "max_batch", WHOLE),
     sets("chunked-prefill-size", "token_budget", WHOLE),
-    sets("enable-mixed-chunk", "mixed_prompts", SWITCH),
+    sets("enable-mixed-chunk", "prefill", either("chunked", "apart")),
     sets("disable-radix-cache", "prefix_hit", negated()),
     sets("disable-cuda-graph", "eager", SWITCH),
     sets("cuda-graph-bs", "captured", WHOLES),
@@ -185,7 +186,9 @@ _SPECULATION = ("method", "draft", "draft_tokens", "branches", "verified")
 
 
 def _combine(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    options = direct(values, "tp", "pp", "dtype", "weights", "kv", "max_context", "max_batch", "token_budget")
+    options = direct(
+        values, "tp", "pp", "dtype", "weights", "kv", "max_context", "max_batch", "token_budget", "prefill"
+    )
     left = balanced(values, options)
     ep = values.get("ep") or (values.get("tp", 1) if values.get("whole_experts") else 1)
     if ep > 1:
@@ -198,8 +201,6 @@ def _combine(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         options["replicas"] = dp
     if "utilization" in values:
         options |= {"utilization": values["utilization"], "utilization_of": "static"}
-    if values.get("mixed_prompts"):
-        options["mixed_prompts"] = True
     if values.get("prefix_hit") is False:
         options["prefix_hit"] = 0.0
     graphs(values, options, "sglang")
@@ -232,7 +233,7 @@ def _guesses(values: dict[str, Any], left: dict[str, str]) -> dict[str, Any]:
 def _apart(options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     values = direct(
         options, "pp", "dtype", "kv", "utilization", "max_context", "max_batch", "token_budget", "eager", "captured",
-        "ep", "weights",
+        "ep", "weights", "prefill",
     )  # fmt: skip
     values |= balancer(options)
     tp, dp = options.get("tp", 1), options.get("dp", 1)
@@ -242,8 +243,6 @@ def _apart(options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         values |= {name: values[name] * dp for name in ("max_batch", "token_budget") if name in values}
     elif options.get("replicas", 1) > 1:
         values["dp"] = options["replicas"]
-    if options.get("mixed_prompts"):
-        values["mixed_prompts"] = True
     if options.get("prefix_hit") == 0.0:
         values["prefix_hit"] = False
     if "draft" in options:

@@ -21,6 +21,7 @@ from memwall.serving.launch.flags import (
     WORD,
     EngineLine,
     direct,
+    either,
     graphs,
     quiet,
     sets,
@@ -43,6 +44,7 @@ FLAGS = table(
     sets("max-seq-len", "max_context", WHOLE),
     sets("max-batch-size", "max_batch", WHOLE),
     sets("max-num-tokens", "token_budget", WHOLE),
+    sets("enable-chunked-prefill", "prefill", either("chunked", "whole")),
     sets("cuda-graph-config", "eager", NULL),
     sets("cuda-graph-config.batch-sizes", "captured", WHOLES),
     sets("cuda-graph-config.max-batch-size", "most_captured", WHOLE, "captured"),
@@ -64,10 +66,10 @@ FLAGS = table(
             " allreduce-strategy nvfp4-gemm-config use-low-precision-moe-combine"
             " moe-config.use-low-precision-moe-combine"
             " torch-compile-config enable-autotuner sampler-type nvfp4-gemm-config.allowed-backends*",
-        "steps cut every prompt, and take prompts and decodes together": "enable-chunked-prefill!"
-            " scheduler-config.capacity-scheduler-policy scheduler-config.context-chunking-policy"
-            " attention-dp-config batch-wait-timeout-ms batch-wait-timeout-iters batch-wait-max-tokens-ratio"
-            " attention-dp-config.enable-balance attention-dp-config.batching-wait-iters"
+        "steps are as --prefill says": "scheduler-config.capacity-scheduler-policy"
+            " scheduler-config.context-chunking-policy attention-dp-config batch-wait-timeout-ms"
+            " batch-wait-timeout-iters batch-wait-max-tokens-ratio attention-dp-config.enable-balance"
+            " attention-dp-config.batching-wait-iters"
             " attention-dp-config.timeout-iters",
         "the cache of a sequence is on one GPU of each group": "cp-size context-parallel-size cp-config",
         "a load balancer has settled, and moves nothing any more": "moe-config.load-balancer.layer-updates-per-iter"
@@ -98,7 +100,7 @@ FLAGS = table(
 
 
 def _combine(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    options = direct(values, "tp", "pp", "ep", "dtype", "kv", "max_context", "max_batch", "token_budget")
+    options = direct(values, "tp", "pp", "ep", "dtype", "kv", "max_context", "max_batch", "token_budget", "prefill")
     options |= {"utilization_of": "free"} | direct(values, "utilization")
     if values.get("attention_dp") and options.get("tp", 1) > 1:
         options |= {"dp": options["tp"], "tp": 1}
@@ -119,7 +121,7 @@ def _apart(options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     values = direct(
         options, "pp", "ep", "dtype", "kv", "utilization", "max_context", "max_batch", "token_budget", "eager",
         "captured",
-        "draft_tokens", "slots",
+        "draft_tokens", "slots", "prefill",
     )  # fmt: skip
     tp, dp, unsaid = options.get("tp", 1), options.get("dp", 1), []
     values["tp"] = tp * dp
@@ -129,8 +131,6 @@ def _apart(options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         unsaid.append(f"{dp} groups of {tp} GPUs that attend to sequences of their own")
     if "redundant" in options and "slots" not in options:
         unsaid.append(f"a load balancer of {options['redundant']} more slots than there are experts")
-    if options.get("whole_prompts"):
-        unsaid.append("prompts in steps of their own")
     if options.get("prefix_hit") == 0.0:
         values["prefix_hit"] = False
     if "draft" in options:

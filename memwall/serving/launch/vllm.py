@@ -22,8 +22,8 @@ from memwall.serving.launch.flags import (
     balanced,
     balancer,
     direct,
+    either,
     graphs,
-    negated,
     one_of,
     quantization,
     quiet,
@@ -67,7 +67,7 @@ FLAGS = table(
     sets("max-model-len", "max_context", WHOLE),
     sets("max-num-seqs", "max_batch", WHOLE),
     sets("max-num-batched-tokens", "token_budget", WHOLE),
-    sets("enable-chunked-prefill", "whole_prompts", negated()),
+    sets("enable-chunked-prefill", "prefill", either("chunked", "whole")),
     sets("enable-prefix-caching", "prefix_hit", SWITCH),
     sets("enforce-eager", "eager", SWITCH),
     sets("cudagraph-capture-sizes cuda-graph-sizes compilation-config.cudagraph-capture-sizes"
@@ -165,12 +165,11 @@ _OWN = ("mtp", "deepseek_mtp")
 
 def _combine(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     options = direct(
-        values, "tp", "pp", "dp", "dtype", "weights", "kv", "utilization", "max_context", "max_batch", "token_budget"
-    )
+        values, "tp", "pp", "dp", "dtype", "weights", "kv", "utilization", "max_context", "max_batch", "token_budget",
+        "prefill",
+    )  # fmt: skip
     if values.get("whole_experts"):
         options["ep"] = values.get("tp", 1) * values.get("dp", 1)
-    if values.get("whole_prompts"):
-        options["whole_prompts"] = True
     if values.get("prefix_hit") is False:
         options["prefix_hit"] = 0.0
     graphs(values, options, "vllm")
@@ -191,7 +190,7 @@ def _combine(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
 def _apart(options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     values = direct(
         options, "tp", "pp", "dp", "dtype", "kv", "utilization", "max_context", "max_batch", "token_budget", "eager",
-        "captured", "draft_tokens", "weights", "whole_prompts",
+        "captured", "draft_tokens", "weights", "prefill",
     )  # fmt: skip
     values |= balancer(options)
     unsaid = []

@@ -16,6 +16,10 @@ from memwall.serving.steps.kernels import Experts
 if TYPE_CHECKING:
     from memwall.serving.answer import Point
 
+#: what stands behind a line whose engine has no flag for how prompts are taken
+_PREFILLS = {"chunked": "prompts that are cut, next to decodes", "whole": "whole prompts, next to decodes",
+             "apart": "prompts in steps of their own"}  # fmt: skip
+
 
 def launch_line(engine: str, model: str, options: Mapping[str, Any]) -> str:
     """The words of an engine that start a server with some options of :func:`memwall.serve`; what they do not say
@@ -26,6 +30,9 @@ def launch_line(engine: str, model: str, options: Mapping[str, Any]) -> str:
         asked.pop("weights", None)
     elif "weights" in asked and not any(_spells(flag, asked["weights"]) for flag in line.flags.values()):
         asked = {**asked, "checkpoint": asked.pop("weights")}
+    prefill = asked.get("prefill")
+    if prefill and not any(flag.sets == "prefill" and prefill in _both(flag) for flag in line.flags.values()):
+        del asked["prefill"]
     if str(asked.get("draft", "")).startswith("hf:"):
         asked["draft"] = asked["draft"].removeprefix("hf:")
     if "redundant" in asked and any(flag.sets == "slots" for flag in line.flags.values()):
@@ -34,11 +41,13 @@ def launch_line(engine: str, model: str, options: Mapping[str, Any]) -> str:
     values, unsaid = line.apart(asked)
     if "checkpoint" in asked:
         unsaid.append(f"a checkpoint with weights in {asked['checkpoint']}")
+    if prefill and "prefill" not in asked:
+        unsaid.append(_PREFILLS[prefill])
     if (replicas := asked.get("replicas", 1)) > 1 and values.get("dp", 1) == asked.get("dp", 1):  # no flag has them
         unsaid.append(f"{replicas} of these, behind a router")
     words, stated = [*line.starts[0], *_model(line, model)], dict[str, Any]()
     for flag in {id(flag): flag for flag in line.flags.values()}.values():
-        if flag.sets in values and (value := _pop(values, flag)) is not None:
+        if flag.sets in values and (value := _pop(line, values, flag)) is not None:
             if flag.names[0] in line.in_config:
                 _state(stated, flag, value)
             else:
@@ -66,13 +75,18 @@ def _model(line: EngineLine, model: str) -> list[str]:
     return [f"--{flag.names[0]}", name] if flag.names[0] != "model" else [name]
 
 
-def _pop(values: dict[str, Any], flag: Flag) -> Any:
+def _both(flag: Flag) -> tuple[Any, Any]:
+    """The values of a switch."""
+    return flag.kind.read(""), flag.kind.read("false")
+
+
+def _pop(line: EngineLine, values: dict[str, Any], flag: Flag) -> Any:
     """The value that a flag has to say, once; None where another one says it, or it is the engine's default."""
     value = values[flag.sets]
     if flag.sets == "weights" and not _spells(flag, value):
         return None
     del values[flag.sets]
-    return None if value == 1 and flag.sets in ("tp", "pp", "dp", "ep") else value
+    return None if value == line.defaults.get(flag.sets) else value
 
 
 def _written(line: EngineLine, flag: Flag, value: Any) -> list[str]:
@@ -111,7 +125,7 @@ def options_of_point(point: Point, dtype: str | None = None, engine: str = "") -
         found["eager"] = True
     elif asked.asked.captured:
         found["captured"] = policy.captured
-    found["mixed_prompts" if policy.chunked else "whole_prompts"] = True
+    found["prefill"] = asked.asked.prefill or asked.engine.prefill
     routings = [kernel.routing for kernel, _ in asked.model.served.kernels if isinstance(kernel, Experts)]
     found["redundant"] = next((routing.redundant for routing in routings), None)
     if asked.guess is not None:

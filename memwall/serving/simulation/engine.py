@@ -83,17 +83,19 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How the scheduler fills a step. ``chunked``: decodes first, then prompts, cut where ``token_budget`` ends, as
-    vLLM v1 does; otherwise prompts run whole in steps of their own while decodes wait, as SGLang does without mixed
-    chunks. A step of decodes alone runs the next batch in ``captured`` (empty: no graphs). A prompt is admitted when
-    the cache also has room for the share ``reserve`` of all that running requests may still generate: 0 as vLLM does,
-    which preempts where it went wrong; 1 as TensorRT-LLM does (``GUARANTEED_NO_EVICT``); SGLang is between.
-    ``request_s`` passes between a client and the queue. Of ``groups`` with sequences of their own the numbers are sums,
-    and each runs a prompt of its own in a step, however long it is."""
+    """How the scheduler fills a step. ``mixed``: decodes first, then prompts, up to ``token_budget``, as vLLM v1 and
+    TensorRT-LLM do; otherwise prompts run in steps of their own while decodes wait, as SGLang does by itself. ``cut``:
+    a prompt is cut where the tokens of a step end, as vLLM does; otherwise it runs whole, alone if it is longer.
+    A step of decodes alone runs the next batch in ``captured`` (empty: no graphs). A prompt is
+    admitted when the cache also has room for the share ``reserve`` of all that running requests may still generate: 0
+    as vLLM does, which preempts where it went wrong; 1 as TensorRT-LLM does (``GUARANTEED_NO_EVICT``); SGLang is
+    between. ``request_s`` passes between a client and the queue. Of ``groups`` with sequences of their own the numbers
+    are sums, and each fills its own part of a step."""
 
     token_budget: int = 8192
     max_batch: int = 256
-    chunked: bool = True
+    mixed: bool = True
+    cut: bool = True
     captured: tuple[int, ...] = CAPTURED
     speculation: Speculation | None = None
     reserve: float = 0.0
@@ -105,7 +107,7 @@ class Policy:
             raise UsageError("a step has at least 1 token and 1 sequence: token_budget and max_batch are above 0")
         if not 0 <= self.reserve <= 1:
             raise UsageError(f"a reserved share of {self.reserve:g}; want 0 (none) to 1 (all that may be generated)")
-        if self.chunked and self.max_batch * self.verified > self.token_budget:
+        if self.mixed and self.max_batch * self.verified > self.token_budget:
             raise UsageError(
                 f"{self.max_batch} sequences of {self.verified} tokens do not fit into a step of {self.token_budget};"
                 f" max_batch {max(self.token_budget // self.verified, 1)} is the most"

@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memwall.serving.simulation.engine import Engine
+from memwall.serving.simulation.engine import Engine, Policy
 from memwall.serving.simulation.prefixes import PrefixCache
 from memwall.serving.simulation.workload import AskedRequest
 
@@ -81,6 +81,35 @@ class DecodeStretch:
         self.steps = min(before + count, self.steps)
         count = self.steps - before
         self.seconds = before_s + count * first_s + slope_s * count * (count - 1) / 2
+
+
+class StepRoom:
+    """Tokens that a step has left for prompts, next to so many decodes: each group with sequences of its own has a part
+    of the step, and so has each stage of a pipeline. A prompt goes to the part with the most tokens left."""
+
+    def __init__(self, policy: Policy, decodes: int) -> None:
+        self._cut, self._decode_tokens = policy.cut, policy.verified if policy.mixed else 0
+        own = policy.token_budget // policy.groups
+        self._most = own - -(-decodes // policy.groups) * self._decode_tokens
+        #: a heap of the tokens of each part, the most first
+        self._left = [-self._most] * policy.groups
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a part has tokens left, or may have a whole prompt that does not fit."""
+        return self._left[0] < 0 or (not self._cut and -self._left[0] == self._most)
+
+    def take(self, tokens: int) -> int:
+        """So many of a prompt's tokens as the next part takes. A prompt that is not cut waits until it fits, or has the
+        part for itself."""
+        left = -self._left[0]
+        taken = min(tokens, max(left, 0)) if self._cut else tokens if tokens <= left or left == self._most else 0
+        heapq.heapreplace(self._left, taken - left)
+        return taken
+
+    def decode(self) -> None:
+        """One decode more."""
+        heapq.heapreplace(self._left, self._left[0] + self._decode_tokens)
 
 
 @dataclass(slots=True)
@@ -150,7 +179,7 @@ class Scheduler:
         self._stretch, self._chunks = None, []
         steps = stretch.steps if stretch else 1
         self._record(now_s, steps, bool(chunks))
-        if stretch or self.policy.chunked:
+        if stretch or self.policy.mixed:
             self._count += steps
         done = self._finished()
         for request, new in chunks:
@@ -234,7 +263,7 @@ class Scheduler:
         preempted = self._make_room()
         self._chunks = self._take_prompts(now_s, admit=not preempted)
         if self._chunks:
-            decodes = len(self._decodes) if self.policy.chunked else 0
+            decodes = len(self._decodes) if self.policy.mixed else 0
             prefills = [(new, request.computed) for request, new in self._chunks]
             self.end_s = now_s + self.engine.step_s(decodes, self._context() if decodes else 0, prefills)
         elif self._decodes:
@@ -246,27 +275,23 @@ class Scheduler:
 
     def _take_prompts(self, now_s: float, *, admit: bool) -> list[tuple[Request, int]]:
         """The prompts of the next step with their new tokens."""
-        chunked = self.policy.chunked
-        budget = self.policy.token_budget - chunked * len(self._decodes) * self.policy.verified
-        taken = []
+        room, taken = StepRoom(self.policy, len(self._decodes)), []
         for request in self._prompts:
-            if (new := min(request.prompt - request.computed, budget)) > 0:
+            if new := room.take(request.prompt - request.computed):
                 taken.append((request, new))
-                budget -= new
-        each = 0 if chunked else self.policy.groups
-        while admit and (budget > 0 or len(taken) < each) and self._waiting and self._admits(self._waiting[0]):
+        while admit and room.is_open and self._waiting and self._admits(self._waiting[0]):
             self._look_up(self._waiting[0])
             left = self._waiting[0].prompt - self._waiting[0].computed
-            if not chunked and len(taken) >= each and left > budget:
+            new = room.take(left)
+            if left and not new:
                 break
             request = self._admit(now_s)
             if not left:  # another engine has computed the prompt
                 self._join(request, now_s)
-                budget -= chunked * self.policy.verified
+                room.decode()
                 continue
             self._prompts.append(request)
-            taken.append((request, min(left, budget) if chunked else left))
-            budget -= left
+            taken.append((request, new))
         return taken
 
     def _admits(self, request: Request) -> bool:

@@ -219,7 +219,7 @@ class _MeanServer:
         load, parts, each = self.load, self._parts(count), clients / count
         state = np.arange(min(parts * count, _MOST_STATES) + 1)
         batch = count - -(-state // parts)
-        decodes = batch if self.policy.chunked else np.where(state, 0, batch)
+        decodes = batch if self.policy.mixed else np.where(state, 0, batch)
         served = np.minimum(state, self._capacity(batch * each, parts) / each)
         steps = zip(decodes * each, served / parts * each, strict=True)
         seconds = np.array([self.step_s(round(n), float(prompts)) for n, prompts in steps])
@@ -240,22 +240,21 @@ class _MeanServer:
 
     def _parts(self, clients: int) -> int:
         """Parts of a prompt that the chain distinguishes."""
-        if not self.policy.chunked:
+        if not self.policy.cut:
             return 1
         return max(min(math.ceil(_PARTS * self.load.new / self.policy.token_budget), _MOST_STATES // clients), 1)
 
     def _capacity(self, batch: np.ndarray, parts: int) -> np.ndarray:
         """Parts of prompts in a step."""
-        policy, part = self.policy, self.load.new / parts
-        if not policy.chunked:
-            return np.full_like(batch, max(policy.token_budget // self.load.new, policy.groups), dtype=float)
-        return (policy.token_budget - batch * policy.verified) / part
+        policy, new = self.policy, self.load.new
+        left: np.ndarray = policy.token_budget - policy.mixed * policy.verified * batch
+        return left * parts / new if policy.cut else policy.groups * np.maximum(left // policy.groups // new, 1.0)
 
     def first_wave_s(self, clients: int) -> float:
         """Mean TTFT of requests that all come at once."""
         wave, done, clock_s, total_s = min(clients, self.load.slots), 0.0, 0.0, 0.0
         while done < wave - 1e-9:
-            decodes = int(done + 1e-9) if self.policy.chunked else 0
+            decodes = int(done + 1e-9) if self.policy.mixed else 0
             prompts = min(wave - done, float(self._capacity(np.array(decodes), 1)))
             clock_s += self.step_s(decodes, prompts)
             before, done = int(done + 1e-9), done + prompts

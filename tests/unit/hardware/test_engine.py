@@ -109,8 +109,8 @@ def written(tmp_path, text):
 
 
 def test_a_file_has_what_differs_from_its_base(tmp_path):
-    found = load_engine(written(tmp_path, 'base = "vllm@0.10"\nstep_s = 0.005\nwhole_prompts = true\n'))
-    assert (found.host.step_s, found.whole_prompts) == (0.005, True)
+    found = load_engine(written(tmp_path, 'base = "vllm@0.10"\nstep_s = 0.005\nprefill = "whole"\n'))
+    assert (found.host.step_s, found.prefill) == (0.005, "whole")
     assert found.attention_apart and found.host.launch_s == load_engine("vllm@0.10").host.launch_s
 
 

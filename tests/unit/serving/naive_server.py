@@ -48,23 +48,23 @@ def serve(steps, asked, policy, concurrency=None):
             waiting.insert(0, seq)
             preempted, fell = preempted + 1, True
         decodes = [s for s in running if s.in_cache >= s.wanted]
-        budget = policy.token_budget - (len(decodes) if policy.chunked else 0)
+        budget = policy.token_budget - (len(decodes) if policy.mixed else 0)
         chunks = []
         for seq in running:
             if seq.in_cache < seq.wanted and budget > 0:
                 chunks.append((seq, min(budget, seq.wanted - seq.in_cache)))
                 budget -= chunks[-1][1]
-        while not fell and budget > 0 and waiting and len(running) < policy.max_batch:
+        while not fell and (budget > 0 or not (policy.cut or chunks)) and waiting and len(running) < policy.max_batch:
             seq = waiting[0]
             left = seq.wanted - seq.in_cache
             if sum(map(held, running)) + blocks(steps, seq.wanted + 1) > room:
                 break
-            if not policy.chunked and chunks and left > budget:
+            if not policy.cut and chunks and left > budget:
                 break
             running.append(waiting.pop(0))
-            chunks.append((seq, min(budget, left) if policy.chunked else left))
+            chunks.append((seq, min(budget, left) if policy.cut else left))
             budget -= left
-        if chunks and not policy.chunked:
+        if chunks and not policy.mixed:
             decodes = []
         prefills = [(new, seq.in_cache) for seq, new in chunks]
         batch = len(decodes)

@@ -493,13 +493,18 @@ def test_attention_that_lies_between_graphs_waits_for_the_cpu(traced):
 def test_what_is_not_asked_of_a_scheduler_is_the_engines():
     """An H100 of vLLM 0.12: ``get_batch_defaults``."""
     found = AskedPolicy().of(load_engine("vllm@0.12"), memwall.load_gpu("h100-sxm"), Layout())
-    assert (found.max_batch, found.token_budget, found.chunked, found.captured[-1]) == (1024, 8192, True, 512)
+    assert (found.max_batch, found.token_budget, found.mixed, found.captured[-1]) == (1024, 8192, True, 512)
 
 
-@pytest.mark.parametrize(("asked", "chunked"), [(None, False), (True, False), (False, True)])
-def test_prompts_run_whole_in_sglang_unless_they_are_asked_to_mix(asked, chunked):
-    gpu = memwall.load_gpu("h100-sxm")
-    assert AskedPolicy(whole_prompts=asked).of(load_engine("sglang"), gpu, Layout()).chunked == chunked
+@pytest.mark.parametrize(
+    ("engine", "asked", "mixed", "cut"),
+    [("vllm", None, True, True), ("trtllm", None, True, False), ("sglang", None, False, False),
+     ("sglang", "chunked", True, True), ("trtllm", "chunked", True, True), ("vllm", "apart", False, False)],
+)  # fmt: skip
+def test_prompts_run_as_the_engine_does_by_itself_or_as_asked(engine, asked, mixed, cut):
+    """vLLM's V1 scheduler cuts prompts, enable_chunked_prefill of TensorRT-LLM is off, SGLang does not mix chunks."""
+    found = AskedPolicy(prefill=asked).of(load_engine(engine), memwall.load_gpu("h100-sxm"), Layout())
+    assert (found.mixed, found.cut) == (mixed, cut)
 
 
 def test_an_asked_budget_bounds_the_sequences_that_an_engine_takes():

@@ -63,18 +63,62 @@ def test_decodes_go_on_in_a_chunked_step_and_wait_otherwise():
     steps = Affine(base_s=1, decode_s=0, context_s=0, prompt_s=0.1)
     rows = (0, 10, 11), (4.5, 10, 11)
     shared = simulate_requests(steps, trace(*rows), PLAIN)
-    apart = simulate_requests(steps, trace(*rows), replace(PLAIN, chunked=False))
+    apart = simulate_requests(steps, trace(*rows), replace(PLAIN, mixed=False, cut=False))
     assert [row.end_s for row in shared.served] == pytest.approx([2 + 10 + 1, 7 + 10])
     assert [row.end_s for row in apart.served] == pytest.approx([2 + 10 + 2, 7 + 10])
     assert shared.served[1].ttft_s == apart.served[1].ttft_s == pytest.approx(0.5 + 2)
 
 
 def test_each_group_runs_a_prompt_of_its_own_however_long_it_is():
-    """Three prompts of 100 tokens in steps of 100: one a step, and three where as many groups share the steps."""
-    steps, policy = Affine(), replace(PLAIN, chunked=False, token_budget=100)
-    rows = [(0.0, 100, 1)] * 3
+    """Three prompts of 150 tokens in steps of 100: one a step, and three where as many groups share the steps."""
+    steps, policy = Affine(), replace(PLAIN, mixed=False, cut=False, token_budget=100)
+    rows = [(0.0, 150, 1)] * 3
     assert simulate_requests(steps, trace(*rows), policy).tallies[0].steps == 3
-    assert simulate_requests(steps, trace(*rows), replace(policy, groups=3)).tallies[0].steps == 1
+    assert simulate_requests(steps, trace(*rows), policy.of_groups(3, 1)).tallies[0].steps == 1
+
+
+def test_a_whole_prompt_waits_until_its_group_has_room():
+    """Two groups with steps of 100 tokens: of prompts of 60 each takes one, since two of 60 are 120 tokens. 5 want
+    three steps; together 200 tokens would have held three."""
+    policy = replace(PLAIN, mixed=False, cut=False, token_budget=100).of_groups(2, 1)
+    assert simulate_requests(Affine(), trace(*[(0.0, 60, 1)] * 5), policy).tallies[0].steps == 3
+
+
+def test_a_group_takes_no_more_of_a_prompt_than_its_own_tokens():
+    """A prompt of 300 tokens is on one of four groups of 100 tokens: three steps. Four such prompts take three too."""
+    policy = replace(PLAIN, token_budget=100, max_batch=50).of_groups(4, 1)
+    assert simulate_requests(Affine(), trace((0.0, 300, 1)), policy).tallies[0].steps == 3
+    assert simulate_requests(Affine(), trace(*[(0.0, 300, 1)] * 4), policy).tallies[0].steps == 3
+
+
+def test_the_decodes_of_a_group_take_its_tokens():
+    """Two groups of 10 tokens. Two requests decode, one on each group, when a prompt of 27 comes: 9 tokens are left of
+    its group in each step, of which it takes three."""
+    policy = replace(PLAIN, token_budget=10, max_batch=4).of_groups(2, 1)
+    steps = Affine(base_s=1, decode_s=0, context_s=0, prompt_s=0)
+    found = simulate_requests(steps, trace((0, 10, 20), (0, 10, 20), (5, 27, 1)), policy)
+    assert found.served[2].ttft_s == pytest.approx(3)
+
+
+def test_whole_prompts_share_steps_with_decodes_and_are_not_cut():
+    """Steps of 100 tokens, 1 s each. One request decodes, so that 99 tokens are left: of two prompts of 60 the second
+    waits for the next step, of which a prompt that is cut has 39 tokens before and is done in the same one."""
+    steps = Affine(base_s=1, decode_s=0, context_s=0, prompt_s=0)
+    policy = replace(PLAIN, token_budget=100, cut=False, max_batch=50)
+    found = simulate_requests(steps, trace((0, 10, 20), (4.5, 60, 1), (4.5, 60, 1)), policy)
+    assert [row.ttft_s for row in found.served] == pytest.approx([1, 1.5, 2.5])
+    assert found.served[0].end_s == pytest.approx(20)
+    cut = simulate_requests(steps, trace((0, 10, 20), (4.5, 98, 1), (4.5, 98, 1)), replace(policy, cut=True))
+    whole = simulate_requests(steps, trace((0, 10, 20), (4.5, 98, 1), (4.5, 98, 1)), policy)
+    assert [run.tallies[0].prompt_steps for run in (cut, whole)] == [3, 3]
+
+
+def test_a_whole_prompt_longer_than_a_step_is_alone_next_to_decodes():
+    """A step of 100 tokens with one decode, and prompts of 250 and of 20: the long one is the only one of its step."""
+    steps = Affine(base_s=1, decode_s=0, context_s=0, prompt_s=0)
+    policy = replace(PLAIN, token_budget=100, cut=False, max_batch=50)
+    found = simulate_requests(steps, trace((0, 10, 20), (4.5, 250, 1), (4.5, 20, 1)), policy)
+    assert [row.ttft_s for row in found.served[1:]] == pytest.approx([1.5, 2.5])
 
 
 def test_groups_and_stages_have_tokens_and_graphs_each():
@@ -130,12 +174,12 @@ def test_disaggregated_engines_by_hand():
 
 
 @pytest.mark.parametrize("make", [Affine, Saturating, Windowed])
-@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize(("mixed", "cut"), [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize("cache", [10**9, 14_000])
 @pytest.mark.parametrize("arrivals", [{}, {"concurrency": None, "rate_per_s": 40.0}])
-def test_stretches_are_the_loop_over_every_step(make, chunked, cache, arrivals):
+def test_stretches_are_the_loop_over_every_step(make, mixed, cut, cache, arrivals):
     """A cache of 14,000 tokens forces preemptions. Times of these engines are affine between nodes but for kinks."""
-    steps, policy = make(capacity_bytes=cache), Policy(chunked=chunked, token_budget=2048, max_batch=20)
+    steps, policy = make(capacity_bytes=cache), Policy(mixed=mixed, cut=cut, token_budget=2048, max_batch=20)
     workload = replace(RANGE, prefix_hit=0.25, **arrivals)
     found = simulate_requests(steps, workload, policy)
     slow, preempted, count = serve(steps, list(workload.asked()), policy, workload.concurrency)
@@ -167,7 +211,7 @@ def test_few_steps_are_asked_for():
     assert len(asked) - with_prompts < 200 < found.tallies[0].steps / 10
 
 
-@pytest.mark.parametrize("policy", [Policy(), Policy(chunked=False), Policy(max_batch=10)])
+@pytest.mark.parametrize("policy", [Policy(), Policy(mixed=False, cut=False), Policy(max_batch=10)])
 def test_littles_law(policy):
     """Requests per second times their latency are the clients, but for the ramps at both ends."""
     found = simulate_requests(Affine(), replace(RANGE, requests=4000), policy)

@@ -18,8 +18,8 @@ from tests.unit.serving.engines import Affine, Saturating
 #: engines x prompt, generate x policy x clients, or the share of the largest rate; none of the lengths that the limits
 #: of doubt were chosen with (128, 1024, 4096 and 32768 prompt tokens)
 GRID = [
-    *itertools.product((Affine, Saturating), ((300, 400), (700, 150), (2500, 200)), (Policy(), Policy(chunked=False)),
-                       (1, 20, 150, 0.2, 0.6)),
+    *itertools.product((Affine, Saturating), ((300, 400), (700, 150), (2500, 200)),
+                       (Policy(), Policy(mixed=False, cut=False)), (1, 20, 150, 0.2, 0.6)),
     *itertools.product((Affine,), ((6000, 60), (20000, 300)), (Policy(token_budget=2048),), (3, 40, 0.6, 0.9)),
 ]  # fmt: skip
 
@@ -65,7 +65,7 @@ def test_one_client_by_hand():
     assert found.ttft.p99 is None and not found.doubt and not found.overloaded
 
 
-@pytest.mark.parametrize("policy", [Policy(), Policy(max_batch=16), Policy(chunked=False)])
+@pytest.mark.parametrize("policy", [Policy(), Policy(max_batch=16), Policy(mixed=False, cut=False)])
 def test_littles_law(policy):
     workload = RequestLoad(prompt=Lengths(500), generate=Lengths(100), concurrency=64)
     found = steady_state(Affine(), workload, policy)
@@ -113,7 +113,7 @@ def test_chains_with_few_states_are_near_whole_ones(budget, monkeypatch):
 
 def test_the_first_wave_waits_for_its_prompts():
     workload = RequestLoad(prompt=Lengths(1000, 0.8, 1.0), generate=Lengths(300), concurrency=100)
-    for policy in (Policy(), Policy(token_budget=2000), Policy(chunked=False)):
+    for policy in (Policy(), Policy(token_budget=2000), Policy(mixed=False, cut=False)):
         run = simulate_requests(Affine(), replace(workload, requests=100), policy)
         found = steady_state(Affine(), workload, policy)
         assert found.first_wave_s == pytest.approx(run.ttft.mean, rel=0.05)
