@@ -245,6 +245,7 @@ class _Search:
         self.gpu = hardware_of(self.cluster)
         self._steps: dict[LayoutCandidate, TrainingStep] = {}
         self._totals: dict[tuple[int, str], tuple[BlockWork, BlockWork]] = {}
+        self._kept_bytes: dict[tuple[int, str], int] = {}
 
     def chosen(self, each: LayoutCandidate) -> LayoutChoice:
         """What the step of a candidate has."""
@@ -318,12 +319,9 @@ class _Search:
 
     def _least_bytes(self, each: LayoutCandidate, blocks: Blocks | None = None) -> int:
         """What the first rank holds at least; with blocks of its microbatch, or of a smaller one, their activations."""
-        layout, whole, state = each.layout, self.ranks.whole, STATES[self.options["state"]]
-        layers = len(whole.layers) // (layout.pp * layout.chunks)
-        own, trained = (
-            every[0].parameters + layers * layout.chunks * min(block.parameters for block in every[1:-1])
-            for every in (whole.every, [block.trained for block in whole.every])
-        )
+        layout, state = each.layout, STATES[self.options["state"]]
+        layers = len(self.ranks.whole.layers) // (layout.pp * layout.chunks)
+        own, trained = (before + layers * layout.chunks * least for before, least in self._least_parameters)
         gradients, optimizer, weights = (
             layout.replicas if layout.fsdp in kinds else 1
             for kinds in (("grad", "full"), ("optimizer", "grad", "full"), ("full",))
@@ -332,8 +330,22 @@ class _Search:
         held = nbytes / (layout.tp * layout.ep)
         if blocks is not None:
             count = in_flight(layout.pp, layout.chunks, layout.microbatches, layout.schedule)[0]
-            held += count * layers * min(block.kept_bytes(layout.recompute) for block in blocks.layers)
+            held += count * layers * self._least_kept_bytes(blocks, layout.recompute)
         return self._held(math.floor(held))
+
+    @cached_property
+    def _least_parameters(self) -> tuple[tuple[int, int], ...]:
+        """Numbers of what stands before the layers, and of the smallest layer: all of them, and the trained ones."""
+        every = self.ranks.whole.every
+        kinds = (every, [block.trained for block in every])
+        return tuple((kind[0].parameters, min(block.parameters for block in kind[1:-1])) for kind in kinds)
+
+    def _least_kept_bytes(self, blocks: Blocks, recompute: str) -> int:
+        """What a microbatch leaves in memory of the layer that keeps the least."""
+        key = id(blocks), recompute
+        if key not in self._kept_bytes:
+            self._kept_bytes[key] = min(block.kept_bytes(recompute) for block in blocks.layers)
+        return self._kept_bytes[key]
 
     def blocks_s(self, each: LayoutCandidate) -> float | str:
         """Its blocks one after another, as evenly divided among the stages as can be; and activations that fit."""
