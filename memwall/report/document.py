@@ -79,10 +79,12 @@ def known_facts(*items: tuple[str, str]) -> Facts:
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """A paragraph. A ``strong`` one is the point of its section."""
+    """A paragraph. A ``strong`` one is the point of its section; what says how to use a page stands on ``screens``
+    alone, not on paper."""
 
     text: str
     strong: bool = False
+    screens: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", clean(self.text))

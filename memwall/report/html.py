@@ -124,12 +124,17 @@ def blocks_html(blocks: Iterable[Block]) -> str:
 
 _POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
 #: an option of a command line
-_OPTION = re.compile(r"(?<![^\s(])--?[A-Za-z][\w-]*")
+_OPTION = re.compile(r"(?<![^\s(])(--?[A-Za-z][\w-]*)( (?!-)[^\s(]{1,40}(?!\S))?")
 
 
 def _prose(text: str) -> str:
-    """A text with its options as code, which no line breaks."""
-    return _OPTION.sub(r"<code>\g<0></code>", escape(text))
+    """A text with its options as code; no line breaks between an option and what follows it."""
+    return _OPTION.sub(_kept, escape(text))
+
+
+def _kept(found: re.Match[str]) -> str:
+    code = f"<code>{found[1]}</code>"
+    return f'<span class="kept">{code}{found[2]}</span>' if found[2] else code
 
 
 def _facts(facts: Facts) -> str:
@@ -138,7 +143,7 @@ def _facts(facts: Facts) -> str:
 
 
 def _sentence(sentence: Sentence) -> str:
-    look = ' class="verdict"' if sentence.strong else ""
+    look = ' class="verdict"' if sentence.strong else ' class="note hint"' if sentence.screens else ""
     return f"<p{look}>{_prose(sentence.text)}</p>"
 
 

@@ -110,10 +110,10 @@ class SweepReport(Report):
             ]
             sections.append(Section("Two options at a time", (PictureChoice(pictures),)))
         if len(found.left) > 1 and found.varied:
-            note = "drag along an axis to keep the points within; click it to take all; the dark line is the best left"
-            sections.append(
-                Section("All options at once", (Markup(self._parallel(), resource("coordinates.js")), Sentence(note)))
-            )
+            lines = Markup(self._parallel(), resource("coordinates.js"))
+            use = "Drag along an axis to keep the points within; click it to take all."
+            told = Sentence("The dark line is the best left."), Sentence(use, screens=True)
+            sections.append(Section("All options at once", (lines, *told)))
         return sections
 
     def _parallel(self) -> str:

@@ -43,14 +43,15 @@ MAX_ROWS, MAX_MEASURED, MAX_EXPLAINED = 2000, 20, 100
 #: rows with the kernels that each sums
 Rows = Sequence[tuple[KernelRow, Sequence[Estimate]]]
 
-_ROOFLINE = (
-    "Each circle is a kernel (repeats are one), its area the time it takes. Click one to find it in the table below."
-)
+_ROOFLINE = "Each circle is a kernel (repeats are one), its area the time it takes."
 
-_TIMELINE = "Each mark is a kernel, in the colour of its class. Click one to find it in the table below."
+_TIMELINE = "Each mark is a kernel, in the colour of its class."
 
-_ZOOM = (
-    "Click a module to zoom into it and to find its kernels in the table below; click the outermost one to zoom out."
+_FIND = Sentence("Click one to find it in the table below.", screens=True)
+
+_ZOOM = Sentence(
+    "Click a module to zoom into it and to find its kernels in the table below; click the outermost one to zoom out.",
+    screens=True,
 )
 
 
@@ -95,7 +96,7 @@ def _modules(profile: Profile, schedule: Schedule) -> Section:
         for kind, draw in kinds.items()
         for metric in METRICS
     ]
-    return Section("Modules", (PictureChoice(pictures), Sentence(_ZOOM)))
+    return Section("Modules", (PictureChoice(pictures), _ZOOM))
 
 
 def _panel(profile: Profile, schedule: Schedule, roofline: Chart) -> Panel:
@@ -118,9 +119,9 @@ def _panel(profile: Profile, schedule: Schedule, roofline: Chart) -> Panel:
     lanes = timeline_chart(profile, schedule, context(profile))
     sections = (
         Section(title, classes),
-        Section("Roofline", (drawn,)),
+        Section("Roofline", (drawn, _FIND)),
         _modules(profile, schedule),
-        *([Section("Timeline", (Picture(lanes, f"{title}: the step over time", _TIMELINE),))] if lanes else []),
+        *([Section("Timeline", (Picture(lanes, f"{title}: the step over time", _TIMELINE), _FIND))] if lanes else []),
         Section("Memory and phases" if len(phases) > 1 else "Memory", memory),
     )
     return Panel(clean(schedule_label(profile, schedule)), sections)

@@ -152,12 +152,12 @@
   };
 
   // -- wiring
-  const update = () => {
+  const show = () => {
     for (const panel of all(".panel,#contents a[data-sim]")) panel.hidden = +panel.dataset.sim !== state.sim;
     for (const tab of all("#tabs button")) tab.setAttribute("aria-selected", String(+tab.dataset.sim === state.sim));
     renderTable();
-    writeHash();
   };
+  const update = () => { show(); writeHash(); };
   $("#kernels thead tr").replaceChildren(...COLUMNS.map((c) => {
     const head = element("th", c.head, c.num ? "n" : "t");
     head.dataset.key = c.key;
@@ -189,7 +189,19 @@
   };
   $("#filter").oninput = (event) => { state.filter = event.target.value; update(); };
   $("#more").onclick = () => { showAll = true; renderTable(); };
-  const follow = () => { if (location.hash.startsWith("#part-")) return renderTable(); readHash(); $("#filter").value = state.filter; update(); };
+  const follow = () => {
+    const part = location.hash.startsWith("#part-") && document.getElementById(location.hash.slice(1));
+    if (part) {
+      const panel = part.closest(".panel");
+      if (panel) state.sim = +panel.dataset.sim;
+      show();
+      part.scrollIntoView();
+      return;
+    }
+    readHash();
+    $("#filter").value = state.filter;
+    update();
+  };
   addEventListener("hashchange", follow);
   addEventListener("keydown", (event) => {
     if (event.key !== "/" || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) return;

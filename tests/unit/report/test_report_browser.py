@@ -39,11 +39,11 @@ def page():
 
 @pytest.fixture
 def visit(tmp_path):
-    """``visit(page, script, width)``: what the script returns; no error of the page's own."""
+    """``visit(page, script, width, at)``: what the script returns, of the page at ``#at``; no error of its own."""
     if CHROMIUM is None:
         pytest.skip("needs a headless Chromium (apt-get install chromium)")
 
-    def go(text, script, *flags, width=1300):
+    def go(text, script, *flags, width=1300, at=""):
         text_of = _VISIT.format(script=script)
         digest = b64encode(sha256(text_of.encode()).digest()).decode()
         allowed = text.replace("script-src ", f"script-src 'sha256-{digest}' ", 1)
@@ -53,7 +53,7 @@ def visit(tmp_path):
             CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
             "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
             "--virtual-time-budget=3000", f"--user-data-dir={tmp_path}/user", f"--window-size={width},1900", *flags,
-            "--dump-dom", f"file://{file}",
+            "--dump-dom", f"file://{file}#{at}",
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_S, check=True)
         found = json.loads(unescape(re.search(r"<title>(.*?)</title>", done.stdout, re.DOTALL)[1]))
@@ -152,6 +152,16 @@ def test_contents_lead_to_what_is_shown(page, visit):
         return [links, links.map((link) => one(link) && one(link).getClientRects().length > 0)];
     """)  # fmt: skip
     assert len(links) > 4 and all(there)
+
+
+def test_a_link_to_a_part_shows_it_under_its_tab(page, visit):
+    """The first part of the second panel, which is hidden at first."""
+    part = re.search(r'data-sim="1" hidden>\s*<section class="card" id="(part-\d+)"', page)[1]
+    chosen, seen, hash_ = visit(page, f"""
+        const tabs = every('#tabs button[aria-selected="true"]').map((tab) => tab.dataset.sim);
+        return [tabs, one("#{part}").getClientRects().length > 0, location.hash];
+    """, at=part)  # fmt: skip
+    assert (chosen, seen, hash_) == (["1"], True, f"#{part}")
 
 
 def test_nothing_but_the_pages_own_scripts_runs(page, visit):

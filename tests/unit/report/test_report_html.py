@@ -8,7 +8,7 @@ import pytest
 
 from memwall.report import render
 from memwall.report.document import Sentence
-from memwall.report.html import blocks_html, embed
+from memwall.report.html import blocks_html, embed, resource
 from memwall.report.pages.profile_html import MAX_ROWS
 from memwall.sweeping.compare import compare_gpus, compare_profile
 from tests.unit.html_pages import Page
@@ -43,12 +43,21 @@ def test_each_gpu_has_its_levers_once(page):
 
 
 @pytest.mark.parametrize(("text", "marked"), [
-    ("2.1 ms (--what-if latency_s/=2)", "2.1 ms (<code>--what-if</code> latency_s/=2)"),
-    ("python3 -m vllm --tensor-parallel 2", "python3 <code>-m</code> vllm <code>--tensor-parallel</code> 2"),
+    ("2.1 ms (--what-if latency_s/=2)", '2.1 ms (<span class="kept"><code>--what-if</code> latency_s/=2)</span>'),
+    ("x.py -m vllm --cuda-graph --tp 2", 'x.py <span class="kept"><code>-m</code> vllm</span> <code>--cuda-graph</code>'
+     ' <span class="kept"><code>--tp</code> 2</span>'),
     ("h100-sxm is -3 % faster", "h100-sxm is -3 % faster"),
 ])  # fmt: skip
-def test_no_line_breaks_within_an_option(text, marked):
+def test_no_line_breaks_within_an_option_or_before_its_value(text, marked):
     assert blocks_html([Sentence(text)]) == f"<p>{marked}</p>\n"
+
+
+def test_how_to_use_a_page_is_not_printed(page):
+    """What has the class is hidden by the rules for paper."""
+    assert blocks_html([Sentence("Click one.", screens=True)]) == '<p class="note hint">Click one.</p>\n'
+    paper = resource("report.css").partition("@media print")[2]
+    assert re.search(r"[,}]\.hint(,[^{}]*)?{display:none}", paper)
+    assert not re.search(r'<p class="note">[^<]*[Cc]lick', page)
 
 
 def test_nothing_is_fetched(page):
