@@ -3,7 +3,8 @@
     python lab/fits/whole_intervals.py --truth ../shared/truth [--rows 900] [--of served]
 
 The output is the 10th and the 90th percentile of measured over modeled time on the fit half, and the share of the other
-half between them. The numbers stand in hardware_specs/engines (rows of one engine) and in memwall/training/step.py.
+half between them. The numbers stand in hardware_specs/engines (rows of one engine, and TPOT of prompts and decodes
+apart, where a run that several rows repeat counts once) and in memwall/training/step.py.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class Deployment(Timed):
     def policy(self, pool: Pool, largest: int = 0) -> Policy:
         """How each group of an engine fills a step: as its engine does where nobody says, with the CUDA graphs that are
         stated, up to a ``largest`` batch. Prompts that have engines of their own are not cut: TensorRT-LLM does so with
-        ``enable_chunked_prefill`` alone, which no recipe sets, and SGLang runs chunks one after another."""
+        ``enable_chunked_prefill`` alone, which recipes of H100 alone set, and SGLang runs chunks one after another."""
         stated = (*(size for size in self.graphs if not 0 < largest <= size), *([largest] if largest else ()))
         prefill = "apart" if pool is self.prompts else None
         captured = stated if self.graphs else None

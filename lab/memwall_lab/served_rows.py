@@ -54,6 +54,7 @@ class ServedRow:
     def is_covered(self) -> bool | None:
         """Whether the measured time is in the 80 % interval of its engine; None: the figure has none."""
         host = load_engine(self.engine).host
+        host = host.apart if self.kind == "disaggregated" else host
         ends = {"TPOT": (host.tpot_low, host.tpot_high), "TTFT": (host.ttft_low, host.ttft_high)}.get(self.figure)
         return ends and ends[0] <= self.measured_s / self.modeled_s <= ends[1]
 

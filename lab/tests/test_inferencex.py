@@ -37,6 +37,22 @@ def test_layouts_of_splits():
         "tp": (8, 1, 1), "tep": (8, 1, 8), "dp": (1, 8, 1), "dep": (1, 8, 8)}  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("load", "clients", "gpus", "expected"),
+    [
+        # c1_ctx1_gen9_tep8_batch1_eplb0_mtp0 and ctx1_gen3_tep16_batch8_eplb0_mtp0 of the lists: 11 clients of 9
+        # engines that take one each, and 30 of 3 that take 8
+        (("h200_sxm", "trtllm", "fp8", "1024", "1024"), 11, 72, [(1, None)]),
+        (("h100_sxm", "trtllm", "fp8", "8192", "1024"), 30, 48, [(8, None), (8, None)]),
+        # DECODE_MAX_BATCH_SIZE=256 and PREFILL_MAX_NUM_TOKENS=8448 of the list of 2025
+        (("gb200", "trtllm", "nvfp4", "8192", "1024"), 2150, 8, [(256, 8448), (256, 8448)]),
+    ],
+)
+def test_what_the_engines_of_a_list_take(load, clients, gpus, expected):
+    found = listed(load, clients, gpus, is_whole=False)
+    assert [(each.batch, each.prompt_tokens) for each in found] == expected
+
+
 PROMPTS, ONE, FOUR = Listed(1, 4, "dep"), Listed(1, 8, "dep"), Listed(4, 8, "tep")
 FASTER, FEW, MANY = (Deployed((64,), *own) for own in ((3, PROMPTS, ONE), (0, PROMPTS, FOUR), (0, PROMPTS, ONE)))
 

@@ -41,7 +41,8 @@ class EngineHost:
     ``request_s`` between a client and the queue of the engine (HTTP, tokens of the prompt, the first token's way back).
     The kernels of a step take ``kernels_factor`` times what is modeled: 1 where nobody measured it on the machine that
     is meant. ``ttft_low`` to ``ttft_high`` and ``tpot_low`` to ``tpot_high`` are the 80 % intervals of a server's
-    times, measured over modeled."""
+    times, measured over modeled; ``tpot_apart_low`` to ``tpot_apart_high`` is that of the latter where prompts have
+    engines of their own."""
 
     name: Line
     step_s: NotNegative = 0.0
@@ -51,6 +52,8 @@ class EngineHost:
     ttft_high: NotNegative = 1.0
     tpot_low: NotNegative = 1.0
     tpot_high: NotNegative = 1.0
+    tpot_apart_low: NotNegative = 1.0
+    tpot_apart_high: NotNegative = 1.0
     sequence_s: NotNegative = 0.0
     kernels_factor: Positive = 1.0
 
@@ -58,6 +61,11 @@ class EngineHost:
         """With all seconds of the CPU by a factor."""
         seconds = ("step_s", "launch_s", "request_s", "sequence_s")
         return replace(self, **{name: factor * getattr(self, name) for name in seconds})
+
+    @property
+    def apart(self) -> EngineHost:
+        """With the intervals of prompts and decodes apart."""
+        return replace(self, tpot_low=self.tpot_apart_low, tpot_high=self.tpot_apart_high)
 
     @property
     def of_draft(self) -> EngineHost:
@@ -132,7 +140,7 @@ class EngineSpec:
             raise BadRecord(": the last limit has no condition, so that every GPU has one")
         if not self.graph or any(len(row) != 3 or not min(row) for row in self.graph):
             raise BadRecord(": graph has rows of a first batch, a last one and a step, all above 0")
-        for name in ("ttft", "tpot"):
+        for name in ("ttft", "tpot", "tpot_apart"):
             if getattr(self.host, f"{name}_low") > getattr(self.host, f"{name}_high"):
                 raise BadRecord(f": {name}_low is above {name}_high")
 

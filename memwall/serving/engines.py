@@ -14,7 +14,7 @@ from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.units import counted
 from memwall.hardware.cluster import cluster_of, load_cluster
-from memwall.hardware.engine import EngineSpec
+from memwall.hardware.engine import EngineHost, EngineSpec
 from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu
 from memwall.hardware.prices import CostRates
@@ -172,6 +172,11 @@ class Server:
     gpus: int
     closed_form: bool
     fleet: Fleet = ONE
+
+    @property
+    def host(self) -> EngineHost:
+        """The engine's CPU, with the intervals of engines as these."""
+        return self.steps.host.apart if isinstance(self.engines, Disaggregated) else self.steps.host
 
     def mean_gpus(self, run: Requests | Steady) -> float:
         """The GPUs that are on in the mean."""

@@ -279,7 +279,7 @@ def _point(asked: AskedEngine, server: Server, load: RequestLoad) -> Point:
         wall=steps.wall(EngineStep(batch, round(batch * point.context))),
         kv_bytes_per_token=steps.served.token_bytes(longest, steps.layout) // steps.layout.dp,
         largest_batch=most,
-        engine=steps.host,
+        engine=server.host,
     )
     point = replace(point, candidate=candidate, largest_batch=most)
     return replace(point, candidate=replace(candidate, watts_per_gpu=run_watts(point, server.policy)))

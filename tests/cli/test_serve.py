@@ -241,6 +241,13 @@ def test_engines_apart_take_their_gpus(run, model):
     assert point["tpot_s"] < one["tpot_s"]  # no prompt stands in the way of a decode
 
 
+@pytest.mark.parametrize(("words", "ends"), [((), (0.83, 1.26)), (("--disaggregate", "1:2"), (0.79, 1.45))])
+def test_intervals_are_of_engines_as_these(run, model, words, ends):
+    """hardware_specs/engines/vllm.toml."""
+    (point,) = points(run, model, "--concurrency", "8", *words)["points"]
+    assert [point[f"tpot_{end}_s"] / point["tpot_s"] for end in ("low", "high")] == pytest.approx(ends)
+
+
 def test_a_trace_of_requests(run, model, tmp_path):
     path = tmp_path / "requests.csv"
     path.write_text("arrival_s,prompt_tokens,generated_tokens\n0,100,10\n5,200,10\n", encoding="utf-8")

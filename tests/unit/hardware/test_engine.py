@@ -132,6 +132,7 @@ def test_a_file_that_changes_is_read_again(tmp_path):
         ('base = "vllm"\ngraph = [[1, 2]]\n', "graph has rows of a first batch"),
         ('base = "vllm"\ngraph = [[0, 2, 1]]\n', "all above 0"),
         ('base = "vllm"\nttft_low = 3\nttft_high = 1\n', "ttft_low is above ttft_high"),
+        ('base = "vllm"\ntpot_apart_low = 2\n', "tpot_apart_low is above tpot_apart_high"),
         ('base = "vllm"\nlimit = [{least_gib = 70, max_batch = 1, token_budget = 1, largest_graph = 1}]\n',
          "the last limit has no condition"),
     ],
