@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Any
 
 from memwall.core.structure import BadRecord, shown
+
+#: numbers between which no rate overflows
+_LEAST, _MOST = 1e-15, 1e25
 
 
 def numbers(wanted: str, fits: Callable[[float], bool], kind: type[float] = float) -> Callable[[Any], Any]:
@@ -14,9 +18,10 @@ def numbers(wanted: str, fits: Callable[[float], bool], kind: type[float] = floa
     def check(value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise BadRecord(f"must be {wanted}, not {shown(value)}")
-        in_range = abs(value) <= 1e25 and (value == 0 or abs(value) >= 1e-15)  # False for NaN
-        if not in_range or not fits(value):
+        if not abs(value) < math.inf or not fits(value):
             raise BadRecord(f"must be {wanted} in base SI units, not {shown(value)}")
+        if not (value == 0 or _LEAST <= abs(value) <= _MOST):
+            raise BadRecord(f"must be {wanted} from {_LEAST:g} to {_MOST:g} in base SI units, not {shown(value)}")
         return kind(value)
 
     return check

@@ -220,9 +220,10 @@ def _held(found: SavedServing) -> list[str]:
         if not point.largest_batch or not wall or name not in memory:
             continue
         first = _first(told[name]) if name in told and len(told) > 1 else ""
+        of_one = " of an engine" if point.gpus > 1 else ""
         lines.append(
-            f"{_fitting(memory[name])}, {point.largest_batch:,.0f} sequences at once. With {point.load} its decode"
-            f" steps wait for {_WAITED.get(wall, wall)}{first}."
+            f"{_fitting(memory[name])}, {point.largest_batch:,.0f} sequences{of_one} at once. With {point.load} its"
+            f" decode steps wait for {_WAITED.get(wall, wall)}{first}."
         )
     return lines[:_HELD]
 

@@ -607,6 +607,12 @@ def test_the_command_line_of_replicas_says_how_many_it_starts(run, model):
     assert "#" not in points(run, *words)["command"]
 
 
+def test_each_of_several_replicas_holds_what_one_does(run, model):
+    words = (model, "--concurrency", "4", "--prompt", "64", "--generate", "16", "--requests", "20", "--max-batch", "9")
+    assert ", 9 sequences at once" in " ".join(run("serve", *words).out.split())
+    assert ", 9 sequences of an engine at once" in " ".join(run("serve", *words, "--replicas", "3").out.split())
+
+
 def test_a_trace_of_prompts_that_begin_alike_is_served_by_replicas(run, model, tmp_path):
     """Two prompts of 512 tokens, each three times: by prefix the last ones find all but the last block."""
     rows = [{"timestamp": 2000 * i, "input_length": 512, "output_length": 4, "hash_ids": [i % 2]} for i in range(6)]
