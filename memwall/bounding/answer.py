@@ -41,7 +41,8 @@ class OtherBound:
 @dataclass(frozen=True, slots=True)
 class BoundRun:
     """The kernels of one policy, one after another without waits: ``time_s`` on the GPU with its 80 % range, and
-    ``called_s``, a call from Python that finds the GPU idle."""
+    ``called_s``, a call from Python that finds the GPU idle; of a kernel inside a step, which nobody calls, the same
+    as ``time_s``."""
 
     policy: str
     kernels: int

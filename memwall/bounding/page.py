@@ -123,8 +123,8 @@ def _verdict(answer: KernelBound, gpu: str) -> str:
 
 def _helpful(answer: KernelBound, kind: str) -> str:
     """What would help first and the option that shows it: the fastest run where it is faster than the measured time,
-    or than the slowest run; what costs time in the user's own kernels; then what would make that run faster. Empty of a
-    time that is impossible."""
+    or than the slowest run; what costs time in the user's own kernels; then what would make that run faster, if nothing
+    faster was measured. Empty of a time that is impossible."""
     best, slowest, measured = answer.fastest, max(answer.runs, key=lambda run: run.time_s), answer.measured
     if measured is not None and not measured.possible:
         return ""
@@ -136,7 +136,7 @@ def _helpful(answer: KernelBound, kind: str) -> str:
         found.append(
             f"{_name(best, answer)}: {duration(best.time_s)}, {share} less than {than} (--policy {best.policy})"
         )
-    found += answer.levers
+    found += answer.levers if measured is None or measured.time_s >= best.time_s else ()
     shown = found if kind != "text" else found[:_LEVERS]
     return f"Look first at {'; then '.join(shown)}." if shown else ""
 
@@ -187,6 +187,7 @@ def _runs(answer: KernelBound) -> Table:
     ]
     specs = (
         "run: 0, kernels: 1 right, bytes: 2 right, back to back: 3 right, 80 % range: 4 right, of bound: 5 right,"
-        " limited by: 6, called once: 7 right"
+        " limited by: 6"
     )
-    return col.listing("", rows, specs)
+    is_called = any(run.called_s != run.time_s for run in answer.runs)  # a kernel inside a step is not
+    return col.listing("", rows, specs + ", called once: 7 right" * is_called)

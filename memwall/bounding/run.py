@@ -264,7 +264,7 @@ def _walls(cost: Cost, gpu: Gpu) -> tuple[BoundWall, ...]:
         pipes = [pipe for pipe in cost.flops if gpu.ceiling_pipe(pipe).engine == engine]
         rate = sum(cost.flops[pipe] for pipe in pipes) / sum(cost.flops[pipe] / gpu.peak(pipe) for pipe in pipes)
         name = {"tensor": "tensor cores", "vector": "vector units"}[engine]
-        dtypes = ", ".join(dict.fromkeys(pipe.dtype for pipe in pipes))
+        dtypes = ", ".join(dict.fromkeys(gpu.ceiling_pipe(pipe).dtype for pipe in pipes))
         walls.append(BoundWall(f"{name}, {dtypes}", "FLOP", rate * seconds, rate, seconds))
     fits = cost.least_bytes <= gpu.l2_bytes
     rate = gpu.l2_bytes_per_s if fits else gpu.dram_bytes_per_s

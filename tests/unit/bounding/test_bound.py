@@ -140,12 +140,27 @@ def test_a_time_is_judged_on_each_gpu_as_if_it_were_measured_there():
     assert "a run of 40.00 us, if measured on a100-80gb-sxm, reaches" in said
 
 
+def test_what_would_help_a_slower_run_is_not_said_of_a_faster_one():
+    """The copy takes 5 us as predicted; the levers are of that run."""
+    said = [
+        str(render(bound("f32[1024,1024] + 1", gpu="h100", policy="eager", measured=t), "md")) for t in ("1us", "9us")
+    ]
+    assert ["Look first" in each for each in said] == [False, True]
+
+
+def test_the_wall_is_named_by_what_the_gpu_has():
+    """A V100 multiplies float32 by its vector units, where others take tf32 for a convolution."""
+    (found,) = bound("conv2d(f32[8,64,56,56], f32[64,64,3,3])", gpu="v100", policy="eager").answers
+    assert found.bound_by == "vector units, float32"
+
+
 def test_one_kernel_of_a_saved_profile(tmp_path):
     made = profile("x = bf16[4096,4096]; gelu(x @ bf16[4096,4096])", gpu="h100")
     made.save(tmp_path / "step.json")
     (found,) = bound(str(tmp_path / "step.json"), gpu="h100", kernel="mm").answers
     kernel = made.simulations[0].kernels[0]
     assert (found.flops, found.dram_bytes, found.bound_s) == (2 * 4096**3, 3 * 2 * 4096**2, kernel.bound_s)
+    assert "called once" not in str(render(bound(str(tmp_path / "step.json"), gpu="h100", kernel="mm"), "text"))
     with pytest.raises(UsageError, match="no kernel named 'conv'"):
         bound(str(tmp_path / "step.json"), kernel="conv")
     with pytest.raises(UsageError, match="names 2 different kernels"):
