@@ -172,22 +172,16 @@ def _own(answer: KernelBound) -> Table:
 
 
 def _runs(answer: KernelBound) -> Table:
-    rows = [
-        (
-            _name(run, answer),
-            f"{run.kernels:,}",
-            size(run.dram_bytes),
-            duration(run.time_s),
-            f"{duration(run.low_s)} to {duration(run.high_s)}",
-            percent(answer.bound_s / run.time_s, 1) if run.time_s else "",
-            run.limited_by,
-            duration(run.called_s),
-        )
-        for run in answer.runs
+    runs = answer.runs
+    times, ends = [run.time_s for run in runs], [(run.low_s, run.high_s) for run in runs]
+    columns = [
+        col.text("run", [_name(run, answer) for run in runs]),
+        *col.of(runs, "kernels: kernels count, bytes: dram_bytes B"),
+        col.seconds("back to back", times),
+        col.interval(ends, times),
+        col.percent("of bound", [answer.bound_s / time_s if time_s else None for time_s in times]),
+        col.text("limited by", [run.limited_by for run in runs]),
     ]
-    specs = (
-        "run: 0, kernels: 1 right, bytes: 2 right, back to back: 3 right, 80 % range: 4 right, of bound: 5 right,"
-        " limited by: 6"
-    )
-    is_called = any(run.called_s != run.time_s for run in answer.runs)  # a kernel inside a step is not
-    return col.listing("", rows, specs + ", called once: 7 right" * is_called)
+    if any(run.called_s != run.time_s for run in runs):  # a kernel inside a step is not
+        columns.append(col.seconds("called once", [run.called_s for run in runs], like=times))
+    return col.table("", columns)

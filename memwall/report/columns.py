@@ -132,6 +132,12 @@ def ratio(heading: str, values: Numbers, unit: str = "") -> CellColumn:
     return Column(heading, unit), [NOTHING if v is None else times(v) for v in values]
 
 
+def rate(heading: str, values: Numbers) -> CellColumn:
+    """``samples, /s``: never in thousands, so that a page has one unit of them, with three digits of the least."""
+    least = min((v for v in values if v), default=1.0)
+    return fixed(heading, "/s", values, 1.0, next((digits for digits in range(3) if least >= 10 ** (2 - digits)), 3))
+
+
 def _scale(values: Numbers, units: Sequence[tuple[float, str]]) -> tuple[float, str]:
     """The unit for a column: a thousand times finer where the numbers spread over more than three decades."""
     sizes = sorted(abs(v) for v in values if v)
@@ -235,7 +241,7 @@ def _known(value: Any) -> Any:
 def _answered(shown: Quantity, cells: list[Any], like: Sequence[float]) -> CellColumn:
     heading, unit = shown.heading or shown.name, shown.unit_text or shown.unit
     if shown.unit == "per s":
-        return fixed(heading, unit, cells, 1.0, 1) if shown.unit_text else si(heading, "/s", cells)
+        return fixed(heading, unit, cells, 1.0, 1) if shown.unit_text else rate(heading, cells)
     if shown.unit == "USD":
         return plain(heading, cells, _money_digits(cells), unit)
     if shown.unit in ("J", "g"):
@@ -275,6 +281,7 @@ _KINDS: dict[str, Callable[..., CellColumn]] = {
     "%": lambda heading, values, like, digits=1: percent(heading, values, digits),
     "error": lambda heading, values, like: error(heading, values),
     "ratio": lambda heading, values, like: ratio(heading, values),
+    "/s": lambda heading, values, like: rate(heading, values),
     "FLOP/B": lambda heading, values, like: fixed(heading, "FLOP/B", values, 1.0, 1),
     "TFLOP/s": lambda heading, values, like, digits: fixed(heading, "TFLOP/s", values, 1e12, digits),
     "GB/s": lambda heading, values, like, digits: fixed(heading, "GB/s", values, 1e9, digits),

@@ -8,10 +8,11 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memwall.analysis.quantities import QUANTITIES
+from memwall.analysis.quantities import QUANTITIES, Quantity
 from memwall.report.figures.axes import PlotAxis, draw_frame, draw_x, draw_y, engineering, plain
 from memwall.report.figures.colors import SERIES_COLORS, WALL_COLORS, series_color
 from memwall.report.figures.labels import Box, LabelLine, Placer
+from memwall.report.figures.picture import time_unit
 from memwall.report.figures.scene import Chart, Scene, fit, text_width
 from memwall.sweeping.growth import GROWS_ON, Growth, GrowthSeries, is_number
 
@@ -42,7 +43,7 @@ def growth_chart(grown: Growth) -> Chart:
         x, y = _axis(xs, frame.left, frame.right), _axis(ys, frame.lower, frame.upper)
         ticks = sorted(set(xs)) if len(set(xs)) < 14 else None
         draw_x(scene, frame, x, plain, grown.across, ticks)
-        draw_y(scene, frame, y, engineering, f"{quantity.title}, {quantity.unit}")
+        draw_y(scene, frame, y, *_ticked(quantity, ys))
         draw_frame(scene, frame)
         placer = Placer(Box(frame.left, frame.upper - 6, scene.width, frame.lower + 6))
         walls = [wall for wall in WALL_COLORS if any(wall in each.walls for each in grown.series)]
@@ -100,6 +101,12 @@ def _name(scene: Scene, placer: Placer, series: GrowthSeries, x: PlotAxis, y: Pl
     found = placer.place(px, py, 8.0, text_width(name), 13.0)
     if found is not None:
         scene.text(found[0].left, found[0].lower - 3, name, color=color, bold=True)
+
+
+def _ticked(quantity: Quantity, values: Sequence[float]) -> tuple[Callable[[float], str], str]:
+    """How an axis of a quantity writes its ticks, and what it is called: times are in s, ms or us, as in tables."""
+    scale, unit = time_unit(max(values)) if quantity.unit == "s" else (1.0, quantity.unit)
+    return lambda value: engineering(value / scale), f"{quantity.title}, {unit}"
 
 
 def _axis(values: Sequence[float], start: float, end: float) -> PlotAxis:
@@ -217,8 +224,8 @@ def front_chart(left: DataFrame, front: DataFrame, axes: Sequence[str], name_of:
         shown = left.iloc[:: -(-len(left) // _DUST)]
         x = _axis([*shown[x_row.name], *front[x_row.name]], frame.left, frame.right)
         y = _axis([*shown[y_row.name], *front[y_row.name]], frame.lower, frame.upper)
-        draw_x(scene, frame, x, engineering, f"{x_row.title}, {x_row.unit}")
-        draw_y(scene, frame, y, engineering, f"{y_row.title}, {y_row.unit}")
+        draw_x(scene, frame, x, *_ticked(x_row, shown[x_row.name]))
+        draw_y(scene, frame, y, *_ticked(y_row, shown[y_row.name]))
         draw_frame(scene, frame)
         dust: dict[str, list[tuple[float, float]]] = {}
         for row in shown.to_dict("records"):
