@@ -318,7 +318,7 @@ def test_a_command_that_is_none_is_found():
 
 
 @pytest.mark.parametrize(("page", "least"), [("tutorial.md", 6), ("python.md", 4)])
-def test_the_python_of_a_page_prints_what_it_shows(tutorial, page, least):
+def test_the_python_of_a_page_prints_what_it_shows(forks, tutorial, page, least):
     """All blocks in one interpreter, a mark printed behind each."""
     found = blocks(page)
     pieces, expected = [], []
@@ -329,11 +329,8 @@ def test_the_python_of_a_page_prints_what_it_shows(tutorial, page, least):
             expected.append(follows[2] if follows[0] == "text" else "")
     assert len(pieces) >= least
     code = "\nprint('=' * 40)\n".join(pieces)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **ENVIRONMENT, "MPLCONFIGDIR": str(tutorial / "matplotlib")}
-    done = subprocess.run([sys.executable, "-"], input=code, cwd=tutorial, env=environment, capture_output=True,
-                          text=True, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    for shown, part in zip(expected, done.stdout.split("=" * 40 + "\n"), strict=True):
+    printed = forks.printed(code, folder=tutorial, **ENVIRONMENT, MPLCONFIGDIR=tutorial / "matplotlib")
+    for shown, part in zip(expected, printed.split("=" * 40 + "\n"), strict=True):
         assert_shown(shown, part) if shown else None
 
 

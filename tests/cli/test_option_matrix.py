@@ -6,9 +6,11 @@ refused by the parser.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
+from memwall.serving.model import read_model
 from tests.cli.test_layouts import MODEL
 from tests.unit.configs import SHORT_LLAMA, target_of
 from tests.unit.recorded_fixture import record
@@ -102,7 +104,7 @@ ROWS = {
         "search gpt.py --mode training --gpus 2 --global-batch 2 --among fsdp=none schedule=1f1b tp=1 pp=1",
         "price host policy dtype state no-overlap", {"slo": "--mode training"},
     ),
-    "serve": Row("serve LLAMA --gpu h100 --concurrency 2 --prompt 64 --generate 16",
+    "serve": Row("serve LLAMA --gpu h100 --concurrency 2 --prompt 64 --generate 4",
                  "price what-if slo closed-form lengths turns system-prompt requests client replicas autoscale kwh busy"
                  " straggler", {
         "accept": "without --draft", "style": _PICTURE["style"], "burst": "without --rate", "think": "without --turns",
@@ -135,6 +137,15 @@ def asked(run, gates, tmp_path, monkeypatch):
     monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path / "cache"))
     (tmp_path / "gpt.py").write_text(MODEL.replace("LAYERS", "2"), encoding="utf-8")
     write(tmp_path, _launch(1, "aten::add", 64, 10))
+    read: dict[str, Any] = {}
+
+    def read_once(*args, **options):
+        key = repr((args, options))
+        if key not in read:
+            read[key] = read_model(*args, **options)
+        return read[key]
+
+    monkeypatch.setattr("memwall.serving.run.read_model", read_once)  # most options say nothing about the model
 
     def go(words, option=""):
         if "saved" in words and not (tmp_path / "saved.json").is_file():

@@ -80,14 +80,14 @@ class Forks:
         """``memwall WORDS`` in a folder, with these variables and no others."""
         return Command(self, tuple(map(str, words)), folder, environment)
 
-    def python(self, code: str, *words: object, **variables: object) -> Command:
-        """These lines of Python, with ``sys.argv[1:]`` and some more variables, in the checkout."""
+    def python(self, code: str, *words: object, folder: Path = ROOT, **variables: object) -> Command:
+        """These lines of Python, with ``sys.argv[1:]`` and some more variables, in the checkout or another folder."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT)} | {name: str(value) for name, value in variables.items()}
-        return Command(self, tuple(map(str, words)), ROOT, environment, code)
+        return Command(self, tuple(map(str, words)), folder, environment, code)
 
-    def printed(self, code: str, *words: object, **variables: object) -> str:
+    def printed(self, code: str, *words: object, folder: Path = ROOT, **variables: object) -> str:
         """What such lines print; that they end well is asserted."""
-        ran = self.python(code, *words, **variables)
+        ran = self.python(code, *words, folder=folder, **variables)
         out, err = ran.communicate()
         assert ran.returncode == 0, err[-3000:]
         return out
