@@ -290,3 +290,16 @@ def test_a_lone_gpu_is_of_the_deployment_that_another_row_states(read):
 def test_one_engine_as_it_is_listed(read, row, clients, expected):
     (sample,) = read(row).of(Deployment)
     assert engines(sample) == expected and sample.workload.concurrency == clients
+
+
+@pytest.mark.parametrize(("weights", "engines"), [("nvfp4", ("sglang", "")), ("fp8", ("", ""))])
+def test_experts_of_prompts_in_nvfp4_run_in_the_backend_of_the_recipes(read, tmp_path, weights, engines):
+    """``moe_config: {backend: TRTLLM}`` of engines of prompts, whose kernels SGLang runs too; 256 clients of 32 GPUs in
+    fp8, and 666 in nvfp4, are listed."""
+    (tmp_path / "configs/nvidia--DeepSeek-V3.1-NVFP4").mkdir()
+    (tmp_path / "configs/nvidia--DeepSeek-V3.1-NVFP4/config.json").write_text("{}", encoding="utf-8")
+    clients = {"nvfp4": 666, "fp8": 256}[weights]
+    formats = dict.fromkeys(("precision", "gemm_quant_mode", "moe_quant_mode"), weights)
+    row = {**UNSTATED, **formats, "system": "gb200", "decode_tp_size": 32, "concurrency": clients}
+    (sample,) = read(row).of(Deployment)
+    assert (sample.prompts.layout.experts_engine, sample.decodes.layout.experts_engine) == engines

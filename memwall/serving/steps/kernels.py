@@ -192,7 +192,7 @@ class Experts(StepKernel):
             dtype=self._scheme(layout),
             routing=self.routing,
             gated=self.gated,
-            engine=layout.engine,
+            engine=layout.experts_engine or layout.engine,
             alike=self.alike,
         )
 

@@ -54,7 +54,7 @@ class Layout:
     own, and all their GPUs share the experts, whole ones among ``ep`` of them and columns of each among the others;
     ``pp`` stages of such GPUs have the layers one after another. ``weights`` and ``experts`` name schemes of
     :mod:`memwall.ops.quantised` (empty: the model's own dtype, and as the other weights), ``kv`` the dtype of the
-    cache; ``engine`` is the one whose kernels run."""
+    cache; ``engine`` is the one whose kernels run, ``experts_engine`` that of experts (empty: the same)."""
 
     tp: int = 1
     ep: int = 1
@@ -64,6 +64,7 @@ class Layout:
     experts: str = ""
     kv: str = ""
     engine: str = "vllm"
+    experts_engine: str = ""
 
     @property
     def stage_gpus(self) -> int:

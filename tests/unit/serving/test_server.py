@@ -342,6 +342,12 @@ def test_experts_have_the_tokens_of_all_groups_and_send_them(traced):
     assert count * moved_s < taken["Collective"] < count * (moved_s + 2 * 15e-6)  # and the latency of each
 
 
+def test_experts_may_have_the_kernels_of_another_engine(traced):
+    ((experts, _),) = of(served(traced(MIXTRAL).graph), Experts)
+    layouts = Layout(engine="trtllm"), Layout(engine="trtllm", experts_engine="sglang")
+    assert [experts.cost(EngineStep(64, 0), layout).launches[0].engine for layout in layouts] == ["trtllm", "sglang"]
+
+
 def test_prompts_are_dealt_to_parts_by_their_tokens():
     """The rest of a prompt and a whole one were two alike: of two stages one had the rest, and no one the other."""
     rest, whole = (192, 8000), (8000, 0)
