@@ -122,6 +122,8 @@ def _solved(row: BoundProblem, answer: KernelBound | str, baseline: str) -> Solv
         return SolvedProblem(row.problem, row.name, row.gpu.name, measured_s=row.measured_s, error=answer)
     run = answer.run(BASELINES[baseline])
     baseline_s, time_s = run.time_s if run else None, row.measured_s
+    possible = time_s >= answer.bound_s if time_s else None
+    scored = time_s if possible else None
     return SolvedProblem(
         row.problem,
         row.name,
@@ -137,9 +139,9 @@ def _solved(row: BoundProblem, answer: KernelBound | str, baseline: str) -> Solv
         baseline_s,
         time_s,
         answer.bound_s / time_s if time_s else None,
-        time_s >= answer.bound_s if time_s else None,
-        baseline_s / time_s if time_s and baseline_s else None,
-        sol_score(time_s, baseline_s, answer.bound_s) if time_s and baseline_s else None,
+        possible,
+        baseline_s / scored if scored and baseline_s else None,
+        sol_score(scored, baseline_s, answer.bound_s) if scored and baseline_s else None,
     )
 
 
