@@ -9,6 +9,9 @@ CANDIDATES := python3.11 python3.12 python3.13 python3
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p -c '$(NEW_ENOUGH)' 2>/dev/null; then echo $$p; break; fi; done)
 
+# Processes of the tests, for pytest's -n.
+WORKERS ?= auto
+
 # What `make gpu` may take: for the reference workloads, and for small modules of all families.
 SECONDS ?= 480
 FAMILY_SECONDS ?= 600
@@ -89,25 +92,28 @@ docs: $(STAMP)
 
 # But for what test-newest and test-oldest alone are for. Tests of a module stay together, as they share what is made once.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n auto --dist worksteal --ignore=tests/cli/test_versions.py
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=tests/cli/test_versions.py
 
 # Every case, also of the tests of which `make test` runs a sample.
 test-whole: $(STAMP)
-	$(BIN)/python -m pytest -n auto --dist worksteal --whole --ignore=tests/cli/test_versions.py
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --whole --ignore=tests/cli/test_versions.py
 
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -n auto --dist worksteal -q -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q -m "not slow"
 
 # A selection with the versions of constraints-oldest.txt or constraints-newest.txt, in an environment of its own, which
 # pip neither compiles nor gets what the tests of other files need.
 test-oldest test-newest: test-%: build/venv-%/.installed
-	build/venv-$*/bin/python -m pytest -n 2 -q -m versions $$(grep -rl --include='*.py' 'mark\.versions' tests)
+	build/venv-$*/bin/python -m pytest -n $(WORKERS) -q -m versions $$(grep -rl --include='*.py' 'mark\.versions' tests)
 
 build/venv-%/.installed: pyproject.toml constraints-%.txt
 	$(PYTHON) -m venv --clear build/venv-$*
 	build/venv-$*/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints-$*.txt \
 	    -e '.[dask,fit,hf,parquet,triton]' hypothesis pytest pytest-xdist pyyaml
 	@touch $@
+
+# Each installs this folder, into which pip writes: one after the other where both are asked for.
+build/venv-oldest/.installed: | $(if $(filter test-newest,$(MAKECMDGOALS)),build/venv-newest/.installed)
 
 newest: $(STAMP)
 	$(BIN)/python tools/newest.py
