@@ -156,20 +156,22 @@ def fitted(found):
     return {each.term.name: each.after for each in found.terms if not each.held}
 
 
-def test_the_numbers_of_a_server_are_found_again(target, measured):
-    found = calibrate_engine(target, [*measured.values()], gpu="h100", engine="vllm@0.12")
+@pytest.fixture(scope="module")
+def found(target, measured):
+    return calibrate_engine(target, [*measured.values()], gpu="h100", engine="vllm@0.12")
+
+
+def test_the_numbers_of_a_server_are_found_again(found):
     assert fitted(found) == pytest.approx(_TRUTH, rel=0.02)
 
 
-def test_errors_before_after_and_of_runs_left_out(target, measured):
-    found = calibrate_engine(target, [*measured.values()], gpu="h100", engine="vllm@0.12")
+def test_errors_before_after_and_of_runs_left_out(found):
     for figure in range(2):
         before, after, others = (found.error(when, figure) for when in ("before", "after", "others"))
         assert before > 0.2 and max(others, after) < 0.01
 
 
-def test_what_is_written_is_an_engine(target, measured, tmp_path):
-    found = calibrate_engine(target, [*measured.values()], gpu="h100", engine="vllm@0.12")
+def test_what_is_written_is_an_engine(found, tmp_path):
     (tmp_path / "mine.toml").write_text(found.text)
     engine = load_engine(tmp_path / "mine.toml")
     assert (engine.kernels, engine.version) == ("vllm", "0.12")
