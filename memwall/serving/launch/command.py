@@ -21,8 +21,19 @@ from memwall.serving.launch.vllm import VLLM
 LINES: Mapping[str, EngineLine] = {line.engine: line for line in (VLLM, SGLANG, TRTLLM)}
 
 _STARTS = "vllm serve, python -m sglang.launch_server or trtllm-serve"
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$\((\w+)\)|\$(\w+)")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_DECLARING = ("export", "local", "readonly", "declare")
+_VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^}]*))?\}|\$\((\w+)\)|\$(\w+)")
+_IN_QUOTES = r"""'[^']*'|"(?:\\.|[^"\\])*\""""
+#: quoted parts of a shell's text, and comments
+_PARTS = re.compile(rf"{_IN_QUOTES}|\\.|(?<![^\s;&|(])\#[^\n]*", re.DOTALL)
+_ARRAY = re.compile(
+    rf"^[ \t]*(?:(?:{'|'.join(_DECLARING)})\s+(?:-\w+\s+)*)?(\w+)(\+?)=\(((?:{_IN_QUOTES}|[^()'\"])*)\)",
+    re.MULTILINE | re.DOTALL,
+)
+_ALL_OF = re.compile(r"\$\{(\w+)\[[@*]\]\}")
+#: stands for a dollar in double quotes, behind which no blank divides what is filled in
+_QUOTED = "\x01"
 _HEREDOC = re.compile(
     r"^[^\n]*?\b(?:cat|tee)\b(?=[^\n]*<<)(?:[^\n]*?(?:>\s*|tee\s+)(?P<before>[^\s<>|]+))?[^\n]*?<<-?\s*['\"]?(?P<end>\w+)"
     r"['\"]?(?:\s*>\s*(?P<after>\S+))?[^\n]*\n(?P<text>.*?)^\s*(?P=end)[ \t]*$",
@@ -74,7 +85,9 @@ def read_yaml(text: str, source: str) -> list[Any]:
     try:
         return [each for each in yaml.safe_load_all(text) if each is not None]
     except (yaml.YAMLError, ValueError) as error:
-        raise UsageError(f"{source} is no YAML: {one_line(str(error))}") from None
+        mark = getattr(error, "problem_mark", None)
+        said = f"{getattr(error, 'problem', error)}" + (f" (at line {mark.line + 1})" if mark else "")
+        raise UsageError(f"{source} is no YAML: {one_line(said)}") from None
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
@@ -138,8 +151,8 @@ def _variables_in(words: Sequence[str]) -> dict[str, str]:
         given = value if name in ("-e", "--env") else word
         is_given = is_front or "-e" in (before, name) or "--env" in (before, name)
         if is_given and (said := _ASSIGNMENT.fullmatch(given)):
-            found[said[1]] = said[2]
-        is_front &= bool(_ASSIGNMENT.fullmatch(word)) or word in ("env", "export", "exec", "sudo", "nohup", "RUN")
+            found[said[1]] = f"${{{said[1]}}}{said[3]}" if said[2] else said[3]
+        is_front &= bool(_ASSIGNMENT.fullmatch(word)) or word in ("env", "exec", "sudo", "nohup", "RUN", *_DECLARING)
     return found
 
 
@@ -149,7 +162,7 @@ def _variables_in(words: Sequence[str]) -> dict[str, str]:
 def _in_script(text: str, source: str, variables: Mapping[str, str] | None = None) -> Iterator[FoundCommand]:
     """The commands of a shell's text, with what it assigns before, and the files that it writes."""
     files: dict[str, str] = {}
-    known = dict(variables or {})
+    known, arrays = dict(variables or {}), dict[str, str]()
 
     def kept(found: re.Match[str]) -> str:
         files[(found["after"] or found["before"] or "").strip("'\"")] = found["text"]
@@ -159,12 +172,16 @@ def _in_script(text: str, source: str, variables: Mapping[str, str] | None = Non
         files[name := f"echoed-{len(files)}"] = found[1]
         return name
 
+    def listed(found: re.Match[str]) -> str:
+        arrays[found[1]] = f"{arrays.get(found[1], '') if found[2] else ''} {found[3]}"
+        return ""
+
     text = _ECHOED.sub(echoed, _HEREDOC.sub(kept, text)).replace("\\\r\n", " ").replace("\\\n", " ")
-    for words in _statements(text, source):
-        if all(_ASSIGNMENT.fullmatch(word) for word in words if word != "export"):
+    for words in _statements(_ARRAY.sub(listed, _PARTS.sub(_marked, text)), source):
+        if all(_ASSIGNMENT.fullmatch(word) for word in words if word not in _DECLARING):
             known |= {name: _filled(value, known) for name, value in _variables_in(words).items()}
             continue
-        filled = tuple(_filled(word, known) for word in words)
+        filled = tuple(each for word in words for each in _divided(word, known, arrays, source))
         for found in _in_words(filled, variables):
             own = {_filled(name, known): _filled(body, known) for name, body in files.items()}
             yield FoundCommand(
@@ -172,22 +189,40 @@ def _in_script(text: str, source: str, variables: Mapping[str, str] | None = Non
             )
 
 
+def _marked(part: re.Match[str]) -> str:
+    """A quoted part of a text with its dollars marked; a comment is left out."""
+    said = part[0]
+    return "" if said.startswith("#") else said.replace("$", _QUOTED) if said.startswith('"') else said
+
+
+def _divided(word: str, known: Mapping[str, str], arrays: Mapping[str, str], source: str) -> Iterator[str]:
+    """The words that a word with variables stands for, as a shell divides them; a script's own arguments are none."""
+    plain = word.replace(_QUOTED, "$")
+    found = _ALL_OF.fullmatch(plain)
+    if found and found[1] in arrays:
+        for each in _split(arrays[found[1]], source):
+            yield from _divided(each, known, arrays, source)
+    elif plain in ("$@", "$*"):
+        return
+    else:
+        filled = _filled(word, known) if "$" in word else word
+        for each in [filled] if filled == word else filled.split():
+            yield _filled(each, known)
+
+
 def _statements(text: str, source: str) -> Iterator[tuple[str, ...]]:
-    """The commands of a text, without redirections and comments."""
+    """The commands of a text without comments, without their redirections."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars="\n;&|")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     words: list[str] = []
-    is_comment = is_redirected = False
+    is_redirected = False
     try:
         for word in [*_tokens(lexer), "\n"]:
             if word and not word.strip("\n;&|"):
-                is_comment &= "\n" not in word
-                if words and not is_comment:
+                if words:
                     yield tuple(words)
                     words = []
-            elif not is_comment and word.startswith("#"):
-                is_comment = True
-            elif not is_comment and not is_redirected and not _REDIRECTION.match(word):
+            elif not is_redirected and not _REDIRECTION.match(word):
                 words.append(word)
             is_redirected = _REDIRECTION.fullmatch(word) is not None
     except ValueError as error:
@@ -206,7 +241,7 @@ def _filled(text: str, known: Mapping[str, str]) -> str:
         name = found[1] or found[3] or found[4]
         return known.get(name, found[0] if found[2] is None else found[2])
 
-    return _VARIABLE.sub(value, text)
+    return _VARIABLE.sub(value, text.replace(_QUOTED, "$"))
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

@@ -214,6 +214,8 @@ def _read_part(line: EngineLine, part: Sequence[_Words]) -> tuple[dict[str, _Sai
         rows.append((flag.sets, LaunchFlag(flag=entry.text, sets=flag.shown)))
         before = values.get(flag.sets)
         if before is not None and value is not None and before.value != value:
+            if "$" in entry.text:
+                raise UsageError(f"{entry.text}: a variable whose value is not known; write its value")
             raise UsageError(f"{before.text} and {entry.text} contradict each other: leave one out")
         if value is not None:
             values[flag.sets] = _Said(value, entry.text, " ".join(entry.words).lower())

@@ -220,6 +220,35 @@ def test_the_file_wins_over_trtllms_flags(tmp_path):
     assert read_launch(f"trtllm-serve m --tp_size 2 --config {tmp_path / 'c.yaml'}").options["tp"] == 4
 
 
+#: what a script says before and as the arguments of vllm serve → what that sets
+ARGUMENTS = [
+    ('ARGS="-tp 2 --max-num-seqs 32"', "$ARGS", {"tp": 2, "max_batch": 32}),
+    ('ARGS="-tp 2"\nARGS+=" --enforce-eager"\nEMPTY=""', '$ARGS $EMPTY "$@"', {"tp": 2, "eager": True}),
+    ("ARGS=(-tp 2  # not one\n  --max-num-seqs 32\n)\nARGS+=(--enforce-eager)", '"${ARGS[@]}"',
+     {"tp": 2, "max_batch": 32, "eager": True}),
+    ("N=2\nlocal ARGS=(-tp \"$N\" --served-model-name 'a b')", "${ARGS[*]}", {"tp": 2}),
+    ('NAME="a -tp 8"', '--served-model-name "$NAME" -tp ${N:=2}', {"tp": 2}),
+    ("# don't ask", "-tp 2  # it's enough", {"tp": 2}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "arguments", "options"), ARGUMENTS, ids=[each for _, each, _ in ARGUMENTS])
+def test_variables_are_words_as_in_a_shell(tmp_path, before, arguments, options):
+    (path := tmp_path / "run.sh").write_text(f"{before}\nvllm serve m {arguments}\n")
+    assert read_launch(path).options == {"engine": "vllm"} | options
+
+
+def test_arguments_that_are_not_known_are_said():
+    with pytest.raises(UsageError, match=r"^\$\{ARGS\[@\]\}: a variable whose value is not known"):
+        read_launch('vllm serve m "${ARGS[@]}"')
+
+
+def test_what_is_no_yaml_is_told_in_words(tmp_path):
+    (path := tmp_path / "serve.yaml").write_text("a: [1\n")
+    with pytest.raises(UsageError, match=r"is no YAML: expected ',' or ']', but got .* \(at line 2\)$"):
+        read_launch(path)
+
+
 def test_a_script_with_variables_and_comments(tmp_path):
     script = tmp_path / "run.sh"
     script.write_text(
