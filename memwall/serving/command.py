@@ -122,6 +122,7 @@ def command(
     needed.
     """
     from memwall.serving import serve
+    from memwall.serving.levers import read_changes
     from memwall.serving.page import ServingReport
     from memwall.serving.saved import saved
 
@@ -130,6 +131,7 @@ def command(
         options.refuse_given("without --draft, the model that guesses", "draft_tokens", "accept")
     check_billed(prices, asked)
     check_requests(asked)
+    read_changes(what_ifs)  # a mistake costs no simulation
     say = out.messages.progress
     found = serve(target, progress=say, **options.given(gpu=gpus, price=prices, slo=slo, **launched(target, asked)))
     out.show(ServingReport(saved(found, what_ifs, levers=True, progress=say)))

@@ -110,20 +110,28 @@ def figures_of(point: Point, decoding: EngineStep) -> LeverFigures:
     )
 
 
-def server_changes(texts: Iterable[str], found: Serving) -> list[GpuChange]:
-    """The what-ifs of a server, as ``--what-if`` writes them. Raises UsageError: one has no meaning for it."""
-    return [_change(parse_change(text), found) for text in texts]
+def read_changes(texts: Iterable[str]) -> list[GpuChange]:
+    """The what-ifs of a server, as ``--what-if`` writes them. Raises UsageError: one has no meaning for any server."""
+    return [_change(parse_change(text)) for text in texts]
 
 
-def _change(change: Change, found: Serving) -> GpuChange:
+def _change(change: Change) -> GpuChange:
     if not isinstance(change, GpuChange):
         raise UsageError(
             f"--what-if {change.text}: of a server the GPU's, the host's and the links' numbers change, as in"
             " 'dram_bytes_per_s*=2'; kernels are the engine's, and --weights, --kv and --dtype say what they read"
         )
-    if change.field == LINK_RATE and all(point.steps.cluster is None for point in found.points):
-        raise UsageError(f"--what-if {change.text}: no link joins these engines' GPUs; --tp 2 or a --cluster does")
     return change
+
+
+def server_changes(texts: Iterable[str], found: Serving) -> list[GpuChange]:
+    """The what-ifs of this server. Raises UsageError: one has no meaning for it."""
+    changes = read_changes(texts)
+    linked = any(point.steps.cluster is not None for point in found.points)
+    for change in changes:
+        if change.field == LINK_RATE and not linked:
+            raise UsageError(f"--what-if {change.text}: no link joins these engines' GPUs; --tp 2 or a --cluster does")
+    return changes
 
 
 def served_what_ifs(found: Serving, changes: Sequence[GpuChange]) -> tuple[ServedOutcome, ...]:

@@ -127,6 +127,7 @@ def search(
     check_priced(prices, hardware)
     check_billed(prices, vars(said))
     run = _EngineSearch(target, hardware, limits, prices, said, Traces(trace_folder() if cache else None), progress)
+    progress(f"tracing {target}")
     with_routing(model := run.model(said.weights[0]), said)
     numbers = _numbers(gpus, said)
     candidates = [

@@ -153,6 +153,7 @@ class _Ranks:
         self._split: Any = None
         #: what a trace depends on but for the microbatch → samples of this → the rank, or why it cannot run
         self._known: dict[Parallelism, dict[int, _Rank | str]] = {}
+        say(f"tracing {target}")
         self.profile = self._trace(Parallelism(), 1)
         self.whole = blocks_of(self.profile, cluster, self.policy, gpu=self.gpu)
         if len(self.whole.layers) > _FEW:
