@@ -23,6 +23,8 @@ LINES: Mapping[str, EngineLine] = {line.engine: line for line in (VLLM, SGLANG, 
 _STARTS = "vllm serve, python -m sglang.launch_server or trtllm-serve"
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _DECLARING = ("export", "local", "readonly", "declare")
+#: words of a shell that stand before commands
+_BEFORE = ("then", "else", "do", "{")
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^}]*))?\}|\$\((\w+)\)|\$(\w+)")
 _IN_QUOTES = r"""'[^']*'|"(?:\\.|[^"\\])*\""""
 #: quoted parts of a shell's text, and comments
@@ -152,7 +154,15 @@ def _variables_in(words: Sequence[str]) -> dict[str, str]:
         is_given = is_front or "-e" in (before, name) or "--env" in (before, name)
         if is_given and (said := _ASSIGNMENT.fullmatch(given)):
             found[said[1]] = f"${{{said[1]}}}{said[3]}" if said[2] else said[3]
-        is_front &= bool(_ASSIGNMENT.fullmatch(word)) or word in ("env", "exec", "sudo", "nohup", "RUN", *_DECLARING)
+        is_front &= bool(_ASSIGNMENT.fullmatch(word)) or word in (
+            "env",
+            "exec",
+            "sudo",
+            "nohup",
+            "RUN",
+            *_DECLARING,
+            *_BEFORE,
+        )
     return found
 
 
@@ -178,7 +188,7 @@ def _in_script(text: str, source: str, variables: Mapping[str, str] | None = Non
 
     text = _ECHOED.sub(echoed, _HEREDOC.sub(kept, text)).replace("\\\r\n", " ").replace("\\\n", " ")
     for words in _statements(_ARRAY.sub(listed, _PARTS.sub(_marked, text)), source):
-        if all(_ASSIGNMENT.fullmatch(word) for word in words if word not in _DECLARING):
+        if all(_ASSIGNMENT.fullmatch(word) for word in words if word not in (*_DECLARING, *_BEFORE)):
             known |= {name: _filled(value, known) for name, value in _variables_in(words).items()}
             continue
         filled = tuple(each for word in words for each in _divided(word, known, arrays, source))

@@ -228,6 +228,7 @@ ARGUMENTS = [
      {"tp": 2, "max_batch": 32, "eager": True}),
     ("N=2\nlocal ARGS=(-tp \"$N\" --served-model-name 'a b')", "${ARGS[*]}", {"tp": 2}),
     ('NAME="a -tp 8"', '--served-model-name "$NAME" -tp ${N:=2}', {"tp": 2}),
+    ('if [ -n "$X" ]; then EXTRA="--enforce-eager"; fi', "-tp 2 $EXTRA", {"tp": 2, "eager": True}),
     ("# don't ask", "-tp 2  # it's enough", {"tp": 2}),
 ]  # fmt: skip
 
