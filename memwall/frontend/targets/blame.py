@@ -46,14 +46,18 @@ _FIXES = {
 def users_code() -> Iterator[None]:
     """Around what runs the user's code: a process that it forks ends here, and memwall's own modules are there behind
     it as before. Raises ``UsageError``: it took some of them away."""
-    ours = {name: module for name, module in sys.modules.items() if name.startswith(_INSIDE) or name == _PACKAGE}
+    before = sys.modules.copy()
     try:
         yield
     finally:
         end_if_forked()
-        if not ours.keys() <= sys.modules.keys():
-            sys.modules.update(ours)
+        if any(map(_is_ours, before.keys() - sys.modules.keys())):
+            sys.modules.update({name: module for name, module in before.items() if _is_ours(name)})
             raise UsageError("the model takes memwall's own modules out of sys.modules; leave them there")
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(_INSIDE) or name == _PACKAGE
 
 
 def blame(error: BaseException, doing: str) -> MemwallError:

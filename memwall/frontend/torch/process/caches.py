@@ -28,7 +28,8 @@ _DEPTH = 4
 #: packages whose caches hold no tensors of a model
 _OTHERS = frozenset((
     *sys.stdlib_module_names, "torch", "numpy", "sympy", "memwall", "mpmath", "triton", "huggingface_hub", "tokenizers",
-    "PIL", "jinja2", "yaml", "_pytest", "hypothesis", "pluggy", "rich",
+    "PIL", "jinja2", "yaml", "_pytest", "hypothesis", "pluggy", "rich", "jax", "jaxlib", "flax", "optax", "haiku",
+    "equinox", "scipy", "pandas", "pyarrow", "matplotlib", "networkx", "onnx", "pydantic", "mcp", "distributed",
 ))  # fmt: skip
 #: names of modules that were looked at, and of modules among them that may hold such caches
 _NAMES: set[str] = set()
