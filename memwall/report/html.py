@@ -112,7 +112,7 @@ def _linked(section: Section, contents: list[str], where: str = "") -> str:
     if not section.heading:
         return section_html(section)
     name = f"part-{len(contents) + 1}"
-    short = section.heading.partition(" (")[0]  # a GPU's name, without its datasheet
+    short = re.sub(r" \([^()]*\)", "", section.heading, count=1)  # a GPU's name and policy, without its datasheet
     contents.append(f'<a href="#{name}"{where}>{escape(short)}</a>\n')
     return section_html(section, name)
 

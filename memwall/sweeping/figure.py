@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 #: wall -> number of the colour of series that is like it
-_ALIKE = {"link": 0, "compute": 2, "bandwidth": 3}
+_ALIKE = {"link": 0, "bandwidth": 1, "compute": 2, "latency": 4}
 #: pixels down of a picture, and of a row of a heat map
 _HIGH, _ROW = 300.0, 26.0
 #: dots of points that are not on the front at most, and labels of points that are

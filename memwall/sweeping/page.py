@@ -24,6 +24,7 @@ from memwall.report.document import (
     Table,
     known_facts,
 )
+from memwall.report.figures.picture import time_unit
 from memwall.report.figures.scene import Chart, stacked
 from memwall.report.html import embed, resource
 from memwall.report.kinds import Report
@@ -124,10 +125,10 @@ class SweepReport(Report):
         names = [name for name in dict.fromkeys((*names, *found.axes, found.best)) if shown[name].nunique() > 1]
         axes, columns = [], []
         for name in (*found.varied, *names):
-            values = [_plain(value) for value in shown[name].tolist()]
+            values, axis = _axis(name, [_plain(value) for value in shown[name].tolist()])
             is_number = all(value is None or type(value) in (int, float) for value in values)
             words = None if is_number else sorted({str(value) for value in values})
-            axes.append({"name": _axis_name(name), "words": words})
+            axes.append({"name": axis, "words": words})
             columns.append(values if words is None else [words.index(str(value)) for value in values])
         data = embed({"axes": axes, "points": list(zip(*columns, strict=True))})
         return (
@@ -249,13 +250,16 @@ def _title(name: str) -> str:
     return QUANTITIES[name].title
 
 
-def _axis_name(name: str) -> str:
-    """``time (s)``, ``MFU``; an option's own name."""
+def _axis(name: str, values: Sequence[Any]) -> tuple[Sequence[Any], str]:
+    """The values of an axis and what it is called: ``time (ms)``, ``MFU``; an option's own name."""
     if name not in QUANTITIES:
-        return name
+        return values, name
     quantity = QUANTITIES[name]
     label, unit = quantity.heading or quantity.title, quantity.unit_text or quantity.unit
-    return label if unit in ("count", "fraction", "flag") else f"{label} ({unit})"
+    if unit == "s":  # as in tables
+        scale, unit = time_unit(max((value for value in values if value is not None), default=0.0))
+        values = [None if value is None else value / scale for value in values]
+    return values, label if unit in ("count", "fraction", "flag") else f"{label} ({unit})"
 
 
 def _option(name: str, values: Sequence[Any]) -> col.CellColumn:

@@ -20,6 +20,8 @@ from memwall.report.figures.scene import Chart, Scene, fit, side_by_side, stacke
 _LEAST, _POINTS = 240.0, 4000
 #: rows that are too few for a panel of their own
 _FEW = 50
+#: rows of a panel up to which each dot can be seen alone
+_SPARSE = 200
 
 
 def scatter_chart(rows: Sequence[TimedRow]) -> Chart:
@@ -104,6 +106,6 @@ def _panel(scene: Scene, gpu: str, rows: Sequence[TimedRow]) -> float:
     for name, color in CLASS_COLORS.items():
         places = [(x(row.measured_s), y(row.modeled_s)) for row in drawn if _family(row.op_class) == name]
         if places:
-            scene.dust(places, color)
+            scene.dust(places, color, 1.3 if len(drawn) > _SPARSE else 3.0)
     scene.line((x(low), y(low)), (x(high), y(high)), width=0.8)
     return frame.lower + 38

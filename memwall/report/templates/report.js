@@ -9,8 +9,9 @@
       box.classList.toggle("more-left", box.scrollLeft > 2);
     };
     box.addEventListener("scroll", mark);
-    new ResizeObserver(mark).observe(box);
-    if (box.firstElementChild) new ResizeObserver(mark).observe(box.firstElementChild);
+    const sizes = new ResizeObserver(() => requestAnimationFrame(mark));  // the mark itself changes a size
+    sizes.observe(box);
+    if (box.firstElementChild) sizes.observe(box.firstElementChild);
   }
 
   const source = $("#data");

@@ -84,6 +84,11 @@ def test_no_colour_means_two_things(page):
     assert min(pairs)[0] >= 10, min(pairs)
 
 
+def test_a_wall_and_a_class_of_one_page_are_further_apart(page):
+    pairs = [(distance(a, b), a, b) for a in page[1]["walls"] for b in page[1]["classes"]]
+    assert min(pairs)[0] >= 19, min(pairs)
+
+
 @pytest.mark.parametrize(("group", "least"), [("walls", 8), ("memory", 3.5)])
 def test_what_stacks_differs_in_grey(page, group, least):
     light = sorted(lab(color)[0] for color in page[1][group])

@@ -73,10 +73,10 @@ def test_a_drag_along_an_axis_keeps_the_points_within(page, browser):
 
 
 def test_no_line_has_the_colour_of_a_wall_that_its_dots_have():
-    """Of six colours three are like a wall's: lines take them last."""
+    """Of six colours four are like a wall's: lines take them last."""
     assert len(set(line_colors(6, [*WALL_COLORS]))) == 6
-    plain, with_bandwidth = line_colors(5, []), line_colors(5, ["bandwidth", "latency"])
-    assert len(set(with_bandwidth)) == 5 and plain[3] not in with_bandwidth  # yellow, as bandwidth is
+    plain, with_latency = line_colors(5, []), line_colors(5, ["overhead", "latency"])
+    assert len(set(with_latency)) == 5 and plain[4] not in with_latency  # blue-green, as latency is
 
 
 @pytest.mark.parametrize(("value", "texts"), [
