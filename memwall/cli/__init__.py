@@ -35,7 +35,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
     "Servers, layouts, and many points": {
         "serve": "Say what a server of a language model does under load.",
         "sweep": "Evaluate a model at thousands of points: GPUs, batches, precisions, layouts.",
-        "search": "Find the cheapest way to serve a load within objectives.",
+        "search": "Find the cheapest way to serve a load, or the fastest layout of a training step.",
     },
     "What was measured": {
         "measure": "Time every kernel on this machine, next to its modeled time.",
@@ -90,7 +90,7 @@ def _completion(context: click.Context, parameter: click.Parameter, shell: str |
     callback=_completion, help="Print the script of --install-completion instead.",
 )  # fmt: skip
 def group() -> None:
-    """Where the time of a PyTorch model goes on any GPU, without a GPU and without weights."""
+    """Where the time of a PyTorch or JAX model goes on any GPU or TPU, without one and without weights."""
 
 
 def main(args: Sequence[str] | None = None) -> int:

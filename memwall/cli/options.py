@@ -43,9 +43,11 @@ def _decorator(*options: Callable[[F], F]) -> Callable[[F], F]:
 def asked(question: Any, name: str, of: str = "") -> Callable[[F], F]:
     """The option of the command line that a field of a question says; not given, it is None, or False of a flag."""
     said = options_of(question)[name]
+    first = said.help.partition(" ")[0]
+    kept = not of or any(map(str.isupper, first[1:]))  # "GPUs", "CUDA" keep their capitals
     more: dict[str, Any] = {
         "metavar": said.metavar,
-        "help": of + (said.help[0].lower() + said.help[1:] if of else said.help),
+        "help": of + (said.help if kept else said.help[0].lower() + said.help[1:]),
     }
     if said.completes:
         more["shell_complete"] = completing(said.completes)
@@ -140,7 +142,7 @@ def policies_of(help_text: str) -> Callable[[F], F]:
 
 
 policies = policies_of(
-    "How ops run: eager, inductor, max-autotune, memwall, server or ideal. [default: eager; a saved profile's own]"
+    "How ops run: eager, inductor, max-autotune, xla, memwall, server or ideal. [default: eager; a saved profile's own]"
 )
 
 _ranks = _decorator(

@@ -71,19 +71,22 @@ class SeveralOption(click.Option):
 #: title in a command's help -> its options, in this order
 OPTION_GROUPS: Mapping[str, str] = {
     "Points": "vary where best pareto of",
+    "Messages": "op min max library",
+    "Scores": "split fit rows",
     "Limits and baselines": "config limit baseline baseline-ref init update allow-new runs history"
     " quantity github workload since least check",
     "Model and inputs": "mode batch seq dtype input dim kernel csv measured autocast optimizer prompt generate"
     " concurrency rate burst context lengths turns think system-prompt prefix-hit trace trace-scale requests client"
     " global-batch image images frames audio video seconds no-grad assume real"
     " max-ops no-replay strict second-batch second-seq no-capture other-rank ncu hlo",
-    "Hardware": "gpu gpus machines clock host cluster device",
+    "Hardware": "gpu gpus per-node machines clock host cluster device",
     "Cost": "price kwh pue grams-per-kwh busy spot",
-    "How it runs": "policy cuda-graph attention what-if executor launch weights kv slo engine utilization"
+    "How it runs": "policy cuda-graph attention what-if executor launch weights kv slo engine base utilization"
     " utilization-of max-batch token-budget max-context prefill eager captured draft draft-tokens accept"
     " closed-form routing redundant straggler torch",
     "Many GPUs": "parallel tp ep dp pp replicas route failed autoscale startup disaggregate world nodes rank scale"
     " state no-overlap among",
+    "Server": "transport port folder no-browser",
     "Kernels": "compile emit all alternatives",
     "Time, samples and processes": "samples rounds time-limit memory-limit no-check no-step strict-device accept-busy"
     " threads workers scheduler keep resume no-cache yes",
@@ -103,6 +106,8 @@ FIRST_OPTIONS: Mapping[str, str] = {
     "measure": "mode batch seq dtype gpu device executor output record json",
     "gate": "config limit baseline baseline-ref init update history github output",
     "report": "by sort top history output json",
+    "calibrate": "device rounds threads accept-busy engine base launch gpu tp weights output",
+    "comm": "op min max library gpus per-node cluster launch output json",
 }
 
 
