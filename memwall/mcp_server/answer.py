@@ -41,7 +41,7 @@ def answer_of_report(report: Any, notes: Sequence[str], record: str, schema: str
     """The answer of a report as plain JSON types, cut to :data:`MOST_BYTES`."""
     figures, details = _READERS.get(type(report).__name__, _first_rows)(report)
     page = report.document("text")
-    text = " ".join(_sentences(page)) or page.title
+    text = " ".join(_sentences(page, whole=type(report).__name__ in _WHOLE)) or page.title
     whole = ToolAnswer(
         answer=text,
         figures=tuple(map(_known, figures)),
@@ -122,9 +122,13 @@ def _short(value: Any) -> Any:
 # -- reading reports ---------------------------------------------------------------------------------------------------
 
 
-def _sentences(page: Document) -> Iterator[str]:
-    """The sentences of a page's answer; of a page without one all, in order."""
-    for section in page.whole[:1] if page.answer else page.sections:
+#: reports whose page says why in a sentence below its answer
+_WHOLE = ("BoundReport",)
+
+
+def _sentences(page: Document, whole: bool) -> Iterator[str]:
+    """The sentences of a page's answer; of a ``whole`` page, or one without an answer, all, in order."""
+    for section in page.whole[:1] if page.answer and not whole else page.whole:
         if isinstance(section, Section):
             yield from (block.text for block in section.blocks if isinstance(block, Sentence))
 
