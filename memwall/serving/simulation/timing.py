@@ -181,17 +181,26 @@ class GpuSteps:
 
     def _issued_s(self, own: EngineStep) -> float:
         """Seconds of the CPU for the kernels of a step that no CUDA graph holds."""
-        return self._launches * self.host.launch_s if self._is_uncaptured(own) else 0.0
+        return self._launches[bool(own.prefills)] * self.host.launch_s if self._is_uncaptured(own) else 0.0
 
     def _is_uncaptured(self, own: EngineStep) -> bool:
         """Whether no CUDA graph holds a step."""
         return own.tokens > (CAPTURED[-1] if own.prefills and self.captured else self.captured)
 
     @cached_property
-    def _launches(self) -> int:
-        """Kernels of a step."""
-        one = EngineStep(1, 1)
-        return sum(n * max(len(kernel.cost(one, self.layout).launches), 1) for kernel, n in self.served.kernels)
+    def _launches(self) -> tuple[int, int]:
+        """Kernels of a step of decodes, and of one with prompts, for which a recurrence has more of them."""
+        decode, prompt = EngineStep(1, 1), EngineStep(0, 0, ((1, 0),))
+        others = sum(n * self._launched(each, decode) for each, n in self.served.kernels if not isinstance(each, State))
+        states = [(each, n) for each, n in self.served.kernels if isinstance(each, State)]
+        decodes, prompts = (
+            others + sum(n * self._launched(each, step) for each, n in states) for step in (decode, prompt)
+        )
+        return decodes, prompts
+
+    def _launched(self, kernel: StepKernel, step: EngineStep) -> int:
+        launches = kernel.cost(step, self.layout).launches
+        return sum(launch.count for launch in launches) if isinstance(kernel, State) else max(len(launches), 1)
 
     @cached_property
     def _launches_apart(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from memwall.core.errors import UsageError
@@ -18,6 +18,9 @@ from memwall.serving.steps.step import EngineStep, Layout
 OF_EXPERTS = {"fp8_static": "fp8", "int4_awq": "int4_wo", "mxfp4": "w4a16_mxfp4"}
 
 NO_COST = Cost(launches=())
+
+#: engines that multiply by each weight of a delta rule's input by itself: SGLang up to 0.5.9 (its pull request 20074)
+_BY_PART = ("sglang",)
 
 #: rows from this length on take a kernel with a block for each
 _NORM_COLUMNS = 256
@@ -66,8 +69,12 @@ class Product(StepKernel):
     #: the scheme of its weights, empty for none; None: as the layout says
     own: str | None = None
     groups: int = 1
+    #: columns of the weights of a recurrence's input, which some engines multiply one by one
+    parts: tuple[int, ...] = ()
 
     def cost(self, step: EngineStep, layout: Layout) -> Cost:
+        if self.parts and layout.engine in _BY_PART:
+            return sum((replace(self, n=n, parts=()).cost(step, layout) for n in self.parts), NO_COST)
         rows, n, k = step.outputs if self.of_sequences else step.tokens, *self._sizes(layout)
         groups = share_of(self.groups, layout.tp) if self.split == "column" else self.groups
         if scheme := self._scheme(layout):

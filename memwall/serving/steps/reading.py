@@ -18,7 +18,7 @@ from memwall.core.graph import Graph, Op, TensorSpec, distinct_bytes
 from memwall.ops.routing import expected_active
 from memwall.serving.steps.caches import CacheReader
 from memwall.serving.steps.kernels import Between, Collective, Encoded, Experts, Product, Sampling, StepKernel
-from memwall.serving.steps.regions import WHOLE_CLASSES, Region
+from memwall.serving.steps.regions import WHOLE_CLASSES, Region, is_narrow
 from memwall.serving.steps.step import EngineStep
 
 #: of a matmul whose columns GPUs share: engines leave gates and mixers of fewer on each
@@ -111,7 +111,7 @@ class Reader(CacheReader):
         for op, spec in zip(ops, made, strict=True):
             columns[self.stored(op.module)] += spec.numel // rows
         own = max(columns, key=columns.__getitem__)
-        if own is None and (is_last or not wholes.isdisjoint(_CHOICES)):
+        if own is None and (is_last or not wholes.isdisjoint(_CHOICES) or all(is_narrow(self.graph, op) for op in ops)):
             own = ""
         return Product(
             n=n,
@@ -121,7 +121,12 @@ class Reader(CacheReader):
             of_sequences=of_sequences,
             own=own,
             groups=n // made[0].shape[-1] if grouped else 1,
+            parts=tuple(spec.numel // rows for spec in made) if self._of_state(readers) and len(made) > 1 else (),
         ), after
+
+    def _of_state(self, readers: Iterable[Region]) -> bool:
+        """Whether a recurrence reads it."""
+        return any(reader.kind == "state" for reader in readers)
 
     def _is_last(self, number: int) -> bool:
         """Whether a region makes logits: the model's output, or what only element-wise ops separate from it."""

@@ -9,7 +9,7 @@ one kernel.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from memwall.core.flow import Flow
@@ -20,8 +20,18 @@ from memwall.ops.recorded import INTEGERS
 _FIXED = ("parameter", "buffer")
 CACHES = ("kv_cache", "kv_made")
 _PRODUCTS = ("contraction",)
+#: columns of a block of quantised weights; how many times as many rows have weights that servers leave out of wide ones
+_BLOCK_COLUMNS, _MUCH = 128, 32
 #: classes of ops that need whole rows
 WHOLE_CLASSES = ("reduction", "normalization")
+
+
+def is_narrow(graph: Graph, op: Op) -> bool:
+    """Whether a matmul has fewer columns than a block of quantised weights, and much fewer than its input, as the gates
+    of a delta rule and of a shared expert: servers keep these in the model's dtype."""
+    columns = graph.specs(op.outputs)[0].shape[-1]
+    weights = next(spec for spec in graph.specs(op.inputs)[::-1] if len(spec.shape) > 1)
+    return columns < _BLOCK_COLUMNS and _MUCH * columns * columns <= weights.numel
 
 
 @dataclass(slots=True)
@@ -283,7 +293,7 @@ class _RegionWalk:
         return inside
 
     def _products(self) -> None:
-        """Matmuls with weights; matmuls of one module that read the same tensor are one kernel."""
+        """Matmuls with weights; matmuls of one module that read the same tensor are one kernel, or two: narrow ones."""
         alike: dict[tuple[str, int, int], list[int]] = {}
         for op in self.ops:
             if op.id not in self.owner and op.op_class in _PRODUCTS and (weight := self.weight(op)) is not None:
@@ -292,7 +302,15 @@ class _RegionWalk:
                     op.id
                 )
         for (place, *_), own in alike.items():
-            self._take("product", own, place if len(own) > 1 else self.ops[own[0]].module)
+            for part in self._merged(own):
+                self._take("product", part, place if len(part) > 1 else self.ops[part[0]].module)
+
+    def _merged(self, ops: Sequence[int]) -> Iterator[list[int]]:
+        """Matmuls of the same tensor as servers merge them: narrow ones are no part of wide weights."""
+        columns = {i: self.graph.specs(self.ops[i].outputs)[0].shape[-1] for i in ops}
+        few = max(columns.values()) // _MUCH
+        narrow = {i for i in ops if columns[i] <= few and is_narrow(self.graph, self.ops[i])}
+        yield from filter(None, ([i for i in ops if i not in narrow], [i for i in ops if i in narrow]))
 
     def _data(self, op: Op) -> Sequence[tuple[int, int]]:
         """The operands that are no bias: biases stand first."""

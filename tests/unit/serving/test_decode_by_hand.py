@@ -89,14 +89,14 @@ QWEN = {
 
 
 def test_qwen3_next(save):
-    """512 (1 - (502/512)^8) = 75 experts. Norms have weights of 1 + w, in float32. The router has a column more, the
-    gate of the shared expert, whose sigmoid the sum of both reads."""
+    """512 (1 - (502/512)^8) = 75 experts. Norms have weights of 1 + w, in float32. Gates of the delta rule are a
+    product of their own, as is the gate of the shared expert, whose sigmoid the sum of both reads."""
     recurrence = 2 * 16 * 128 + 32 * (128 + 2) + 32 * 128  # queries, keys; values and two gates a head; result
-    linear = product(2048, 8192 + 4096 + 2 * 32) + state(32, 128 * 128, 8192, recurrence)
+    linear = product(2048, 8192 + 4096) + product(2048, 2 * 32) + state(32, 128 * 128, 8192, recurrence)
     linear += norm(4096, 2, 1, 0) + 2 * 128
     full = product(2048, 2 * 4096 + 2 * 512) + cached(16, 2, 256) + norm(4096, 2, 1, 0)  # gated
-    after = product(4096, 2048) + norm(2048, 2, 2, 4) + network(2048, 512) + product(2048, 513)
-    after += choice(512, 10, 2, 0) + 2 * 2 * BATCH + experts(75, 3, 2048, 512)  # the gate: read, written
+    after = product(4096, 2048) + norm(2048, 2, 2, 4) + network(2048, 512) + product(2048, 512) + product(2048, 1)
+    after += choice(512, 10, 2, 0) + experts(75, 3, 2048, 512)
     sums = 3 * norm(2048, 3, 2, 4) + norm(2048, 3, 1, 4) + 4 * 2 * BATCH
     assert moved(save(QWEN)) == beginning(2048, 4) + 3 * linear + full + 4 * after + sums + ending(2048, 151936)
 
@@ -116,7 +116,7 @@ def test_kimi_linear(save):
     """256 (1 - (248/256)^8) = 57 experts. KDA has a gate for each number of a key, by two matmuls of rank 128, as has
     its result."""
     recurrence = 2 * 32 * 128 + 32 * (128 + 128 + 1) + 32 * 128
-    kda = product(2304, 3 * 4096 + 32 + 128) + product(2304, 128) + 2 * product(128, 4096)
+    kda = product(2304, 3 * 4096 + 128) + product(2304, 32) + product(2304, 128) + 2 * product(128, 4096)
     kda += state(32, 128 * 128, 3 * 4096, recurrence) + norm(4096, 2, 1, 0) + 4 * 128 + product(4096, 2304)
     mla = product(2304, 32 * 192 + 576) + latent(32, CONTEXT) + product(4096, 2304)
     sparse = product(2304, 256) + choice(256, 8, 4, 2) + experts(57, 3, 2304, 1024) + network(2304, 1024)
