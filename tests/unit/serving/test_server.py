@@ -11,6 +11,7 @@ from memwall.hardware.cluster import cluster_of
 from memwall.hardware.engine import ENGINES, EngineHost, engine_host, load_engine
 from memwall.serving import read_model, serve
 from memwall.serving.engines import AskedPolicy
+from memwall.serving.saved import saved
 from memwall.serving.simulation.timing import GpuSteps
 from memwall.serving.steps import EngineStep, Layout, served
 from memwall.serving.steps.attention import Attention, Compressed, Index, Latent
@@ -263,6 +264,17 @@ def test_a_prompt_with_an_index_runs_the_same_kernels(traced):
     model, step = served(traced(SPARSE, batch=2, context=4000).graph), EngineStep(0, 0, ((3000, 0),))
     planned = sum(kernel.flops for kernel in schedule.kernels)
     assert planned == sum(n * kernel.cost(step, Layout()).total_flops for kernel, n in model.kernels)
+
+
+@pytest.mark.parametrize(("version", "measured_per_s"), [("0.10", 4.07), ("0.11", 5.98)])
+def test_requests_with_piecewise_and_with_whole_graphs(version, measured_per_s):
+    """Ten requests to a mixture of 30B in fp8 on an H100, as vLLM's authors measured them (pull request 25444)."""
+    folder = shared("configs/Qwen--Qwen3-30B-A3B-FP8")
+    if folder is None:
+        pytest.skip("no shared/configs")
+    asked = {"concurrency": 10, "requests": 10, "prompt": 1024, "generate": 128, "engine": f"vllm@{version}"}
+    (point,) = saved(memwall.serve(f"hf:{folder}", gpu="h100", **asked)).points
+    assert point.figure("requests_per_s") == pytest.approx(measured_per_s, rel=0.1)
 
 
 def test_deepseek_v4_attends_to_entries_of_several_tokens(traced):
