@@ -35,7 +35,7 @@ GATE_SUFFIXES = {
 }  # fmt: skip
 
 #: Prefixes of a pipeline's progress messages.
-_STAGES = ("tracing ", "simulating ", "measuring ", "planning ", "compiling ", "sweeping ", "searching ")
+_STAGES = ("reading ", "tracing ", "simulating ", "measuring ", "planning ", "compiling ", "sweeping ", "searching ")
 
 
 class Output(NamedTuple):

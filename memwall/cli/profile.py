@@ -111,7 +111,8 @@ def _trace(target: str, out: Out, given: dict[str, Any]) -> None:
     page = part("traces.TraceReport")
     out.plan(page)
     of = {name: given[name] for name in ("ncu", "hlo", "cluster", "others")}
-    analysis = part("traces.analyse_file")(target, given["gpus"], **of)
+    with running(target, out.messages):
+        analysis = part("traces.analyse_file")(target, given["gpus"], **of)
     if analysis.other_vendor:
         out.messages.warn(analysis.other_vendor)
     out.show(page(analysis, **options.given(top=given["top"], sort=given["sort"], by=given["by"])))

@@ -156,8 +156,10 @@ def _compare_traces(
         raise UsageError(f"compare at most {_MOST_COLUMNS} columns at once")
     if len(paths) > 1:
         any_gpu = [load_gpu(DEFAULT_GPU)]  # measured times alone are compared: of a GPU that is not known too
-        analyses = [part("traces.analyse_file")(path, gpus, instead=any_gpu) for path in paths]
+        with running(paths[0], out.messages):
+            analyses = [part("traces.analyse_file")(path, gpus, instead=any_gpu) for path in paths]
         out.show(page(part("traces.compare_traces")(analyses)))
         return
-    analysis = part("traces.analyse_file")(paths[0], (), instead=gpus)
+    with running(paths[0], out.messages):
+        analysis = part("traces.analyse_file")(paths[0], (), instead=gpus)
     out.show(page(part("traces.compare_with_model")(analysis, gpus or [analysis.gpu])))

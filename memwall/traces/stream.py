@@ -16,10 +16,12 @@ import os
 import re
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from memwall.core.errors import UsageError
+from memwall.core.progress import CountedLine, tell
 
 #: Decoded text read at a time; one event is some hundred characters.
 CHUNK_BYTES = 1 << 16
@@ -63,7 +65,7 @@ def read_events(
     """
     try:
         with Path(path).open("rb") as raw:
-            return _WindowReader(str(path), _unpacked(raw)).run(keep, wanted)
+            return _WindowReader(str(path), _unpacked(raw), partial(_tell, raw)).run(keep, wanted)
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"no such file: {path}") from None
     except EOFError:
@@ -74,16 +76,26 @@ def read_events(
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
 
 
+def _tell(raw: io.BufferedReader) -> None:
+    """How much of a file is read; a pipe has no size."""
+    if not raw.seekable():
+        return
+    total = os.fstat(raw.fileno()).st_size
+    tell(CountedLine(f"reading {Path(raw.name).name}, MB", round(raw.tell() / 1e6), round(total / 1e6)))
+
+
 def _unpacked(raw: io.BufferedReader) -> IO[bytes]:
     return gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == _GZIP_MAGIC else raw  # type: ignore[return-value]
 
 
 class _WindowReader:
-    """The window: ``text[at:]`` is not parsed yet, ``before`` characters of the file precede ``text``."""
+    """The window: ``text[at:]`` is not parsed yet, ``before`` characters of the file precede ``text``. ``read_on`` is
+    called before more is read."""
 
-    def __init__(self, path: str, handle: IO[bytes]) -> None:
+    def __init__(self, path: str, handle: IO[bytes], read_on: Callable[[], None]) -> None:
         self.path = path
         self.handle = handle
+        self.read_on = read_on
         self.decode_bytes = codecs.getincrementaldecoder("utf-8-sig")("replace").decode
         self.decode = json.JSONDecoder(strict=False).raw_decode
         self.text = ""
@@ -244,6 +256,7 @@ class _WindowReader:
             raise UsageError(
                 f"{self.path}: {self.where()}: one value is longer than {MAX_VALUE_CHARACTERS >> 20} Mi characters"
             )
+        self.read_on()
         rest = self.text[self.at :]
         more = self.handle.read(max(CHUNK_BYTES, len(rest)))
         self.ended = not more

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from memwall.core.errors import UsageError
+from memwall.core.progress import listening
 from memwall.traces import stream
 from memwall.traces.fields import is_communication, user_frame
 from memwall.traces.reading import gpu_name, read_trace
@@ -703,3 +704,18 @@ def test_nothing_but_one_line_for_any_damage(tmp_path: Path) -> None:
             refused += 1
             assert "\n" not in str(error)
     assert 50 < refused < 300
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_it_says_how_much_of_the_file_is_read(tmp_path, packed):
+    """4 MB, or what gzip makes of digits by chance, which is more than 1 MB: said from the beginning to the end."""
+    digits = random.Random(0)
+    text = json.dumps([{"name": f"{digits.getrandbits(3200):x}"} for _ in range(5000)])
+    path = tmp_path / "trace.json"
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    lines: list[Any] = []
+    with listening(lines.append):
+        stream.read_events(path, lambda event: None, frozenset())
+    assert lines[0].done == 0 and lines[-1].done == lines[-1].total > 1
+    assert lines[-1].total == round(path.stat().st_size / 1e6)
+    assert [line.done for line in lines] == sorted(line.done for line in lines)
