@@ -11,7 +11,6 @@ import itertools
 import math
 import operator
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -32,6 +31,7 @@ from memwall.frontend.torch.losses import flattened
 from memwall.frontend.torch.process.copies import Copies
 from memwall.frontend.torch.process.device import TracedDevice
 from memwall.frontend.torch.process.failures import wanted_in_words
+from memwall.frontend.torch.process.loaded import modules_below
 from memwall.frontend.torch.ranks.distributed import end_group
 from memwall.frontend.torch.values.carrying import Carrying
 from memwall.frontend.torch.values.known import KnownValues
@@ -355,7 +355,7 @@ def fused_everywhere(*devices: str) -> Iterator[None]:
     """Let ``fused=True``, ``foreach=True`` and ``capturable=True`` accept these types of device, and the first two be
     the default there, as on CUDA."""
     names = map(compat.name_of, ("fused_kernels_devices", "foreach_kernels_devices", "capturable_devices"))
-    places = [module for name, module in list(sys.modules.items()) if name.startswith("torch.optim.")]
+    places = modules_below("torch.optim")
     with contextlib.ExitStack() as stack:
         for place, name in itertools.product((*places, compat.foreach_utils), names):
             if original := vars(place).get(name):

@@ -21,6 +21,7 @@ import torch
 from memwall.core import compat
 from memwall.core.errors import NeedsData
 from memwall.frontend.torch.process.failures import wanted_data
+from memwall.frontend.torch.process.loaded import modules_below
 from memwall.frontend.torch.values.known import KnownValues
 
 #: (question, its arguments) → the answer where no input is padded, and what it assumes; empty if that changes no op.
@@ -52,7 +53,7 @@ _ANSWERS: Mapping[str, Mapping[str, Answer]] = {
 }
 
 #: packages whose modules hold the functions above by name
-_PACKAGES = tuple({name.partition(".")[0] + "." for name in _ANSWERS})
+_PACKAGES = tuple({name.partition(".")[0] for name in _ANSWERS})
 
 
 @contextlib.contextmanager
@@ -61,7 +62,7 @@ def library_answers(
 ) -> Iterator[None]:
     """Answer while the body runs, in the modules that are imported already. ``unrecorded`` makes a context whose calls
     are not recorded; ``note`` is called with an assumption whenever one is made; detected boxes become ``known``."""
-    asking = [m for name, m in list(sys.modules.items()) if m is not None and name.startswith(_PACKAGES)]
+    asking = [module for package in _PACKAGES for module in modules_below(package)]
     with contextlib.ExitStack() as stack:
         for name, answers in _ANSWERS.items():
             module = sys.modules.get(name)

@@ -7,7 +7,6 @@ which no op is recorded: a state has one shape whatever the tokens, so a few ste
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +14,7 @@ from unittest.mock import patch
 import torch
 
 from memwall.core import compat
+from memwall.frontend.torch.process.loaded import modules_below
 
 #: function of a model's module, or method of a class in it → the axis of time of the tensors that it takes and returns
 _SCANS: Mapping[str, int] = {
@@ -28,7 +28,7 @@ _FEW = 2
 def few_steps() -> Iterator[None]:
     """While open, a scan runs its first steps alone, and its result has room for all."""
     with contextlib.ExitStack() as stack:
-        for module in [m for name, m in list(sys.modules.items()) if name.startswith("transformers.models.")]:
+        for module in modules_below("transformers.models"):
             for path, axis in _SCANS.items():
                 owner, _, key = path.rpartition(".")
                 holder = getattr(module, owner, None) if owner else module

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from types import FunctionType
@@ -19,6 +18,7 @@ from unittest.mock import patch
 import torch
 
 from memwall.frontend.torch.dispatch.recorder import Recorder
+from memwall.frontend.torch.process.loaded import modules_below
 
 #: what a kernel takes and what it makes: (its arguments by the kernel's names, results, what transformers is handed)
 Recorded = tuple[Mapping[str, Any], tuple[torch.Tensor, ...], Any]
@@ -90,7 +90,7 @@ def state_kernels(recorder: Recorder, note: Callable[[str], None]) -> Iterator[N
     what runs in their stead."""
     with contextlib.ExitStack() as stack:
         if recorder.device == "meta":
-            for module in [m for name, m in list(sys.modules.items()) if name.startswith("transformers.models.")]:
+            for module in modules_below("transformers.models"):
                 for key, function in list(vars(module).items()):
                     if (name := _kernel_of(function)) in KERNELS:
                         stack.enter_context(patch.object(module, key, _in_stead(recorder, note, name, function)))

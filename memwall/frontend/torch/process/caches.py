@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from memwall.frontend.torch.process.loaded import names_by_package
+
 _Cached: Any = type(functools.cache(lambda: None))
 _METHODS = (staticmethod, classmethod)
 _CACHES: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -31,9 +33,6 @@ _OTHERS = frozenset((
     "PIL", "jinja2", "yaml", "_pytest", "hypothesis", "pluggy", "rich", "jax", "jaxlib", "flax", "optax", "haiku",
     "equinox", "scipy", "pandas", "pyarrow", "matplotlib", "networkx", "onnx", "pydantic", "mcp", "distributed",
 ))  # fmt: skip
-#: names of modules that were looked at, and of modules among them that may hold such caches
-_NAMES: set[str] = set()
-_OURS: list[str] = []
 #: modules whose large caches hold names and texts
 _TEXTS = frozenset((
     "transformers.utils.import_utils", "diffusers.utils.import_utils", "transformers.utils.auto_docstring",
@@ -75,11 +74,8 @@ def _search() -> None:
 
 
 def _searched() -> list[tuple[str, ModuleType]]:
-    loaded = dict(sys.modules)
-    new = loaded.keys() - _NAMES
-    _NAMES.update(new)
-    _OURS.extend(name for name in new if name.partition(".")[0] not in _OTHERS)
-    return [(name, module) for name in _OURS if isinstance(module := loaded.get(name), ModuleType)]
+    names = [name for package, names in names_by_package().items() if package not in _OTHERS for name in names]
+    return [(name, module) for name in names if isinstance(module := sys.modules.get(name), ModuleType)]
 
 
 def _with_tensors() -> list[Any]:
