@@ -3,9 +3,12 @@
 import pytest
 
 import memwall
+from memwall.hardware.engine import EngineHost
 from memwall.ops import linear_attention as linear
+from memwall.serving.simulation.timing import GpuSteps
 from memwall.serving.steps import EngineStep, Layout, served
 from memwall.serving.steps.kernels import Collective, Product
+from memwall.serving.steps.plan import ServedKernels
 from memwall.serving.steps.states import DeltaRule, Scan
 
 #: Gated DeltaNet with 4 heads of queries and keys and 8 of values, 16 numbers each
@@ -114,3 +117,23 @@ def test_a_gated_shared_expert_is_added_before_the_sums_of_gpus(save):
     traced = memwall.profile(save(QWEN | {"linear_num_value_heads": 16}), mode="decode", batch=2, context=64)
     kernels = served(traced.graph, context=64).kernels
     assert sum(n for each, n in kernels if isinstance(each, Collective) and each.op == "all_reduce") == 5
+
+
+def test_sglang_multiplies_by_each_weight_of_a_recurrences_input():
+    """Weights of 128 and 64 columns and 32 rows, for 4 tokens in bfloat16: two matmuls read the tokens twice."""
+    kernel, step = Product(n=192, k=32, dtype="bfloat16", parts=(128, 64)), EngineStep(4, 400)
+    apart, merged = (kernel.cost(step, Layout(engine=engine)) for engine in ("sglang", "vllm"))
+    assert (len(apart.launches), len(merged.launches)) == (2, 1)
+    assert apart.read_bytes == merged.read_bytes + 4 * 32 * 2 == 2 * (192 * 32 + 2 * 4 * 32)
+    assert apart.write_bytes == merged.write_bytes == 2 * 4 * 192
+
+
+def test_the_cpu_launches_seven_kernels_of_a_delta_rule_for_a_prompt():
+    """The convolution, five kernels that take chunks and one that walks along them; of a decode two."""
+    rule = DeltaRule(
+        state_bytes=0, read_bytes=0, write_bytes=0, weight_bytes=0, heads=4, channels=1024, taps=4, dtype="float32",
+        keys=2, key_size=128, value_size=128,
+    )  # fmt: skip
+    host, gpu = EngineHost("", launch_s=1.0), memwall.load_gpu("h100-sxm")
+    steps = GpuSteps(ServedKernels(((rule, 3),), 0), gpu, Layout(engine="sglang"), host=host, captured=0)
+    assert (steps.step_s(1, 64), steps.step_s(0, 0, ((64, 0),))) == (3 * 2, 3 * 7)
