@@ -262,7 +262,7 @@ def _evaluated(
     known = kept.begin(question.resume) if kept else {}
     rows: list[Row] = [known.get(each, "") for each in ids]
     tasks, places = _tasks([i for i, row in enumerate(rows) if row == ""], points, question)
-    progress.total = sum(map(len, places))
+    progress.begin(sum(map(len, places)))
     new: list[int] = []
     with ExitStack() as stack:
         for number, made in _engine(tasks, question, stack, progress.say):
@@ -290,6 +290,11 @@ class _SweepProgress:
     _start_s: float = field(default_factory=time.monotonic)
     _next_s: float = field(default_factory=time.monotonic)
     _leader: tuple[float, str] | None = None
+
+    def begin(self, total: int) -> None:
+        """Say how many points there are, before the first is traced."""
+        self.total = total
+        self.say(CountedLine("sweeping", 0, total, text=f"sweeping 0 of {total:,} points"))
 
     def add(self, count: int) -> bool:
         """Count points that are finished; whether to say so."""
