@@ -48,7 +48,8 @@ def check_file(text: str, folder: Path) -> None:
     none."""
     place = text.removeprefix("hf:")
     if not any(_is_there(folder / each) for each in (place, place.rpartition(":")[0]) if each):
-        raise UsageError(f"{one_line(text, 80)} is no file below the folder that the server was started in")
+        named = one_line(text, 80) or "an empty text"
+        raise UsageError(f"{named} is no file below the folder that the server was started in")
 
 
 def _is_there(path: Path) -> bool:

@@ -88,3 +88,8 @@ def test_a_call_opens_what_lies_below_and_what_python_is_made_of(inside, tmp_pat
 def test_a_socket_of_this_machine_is_no_network(inside, tmp_path):
     code = "import socket; a, b = socket.socketpair(); print('made')"
     assert walled(inside, tmp_path / "own", code) == "made"
+
+
+def test_an_empty_target_is_named(tmp_path):
+    with pytest.raises(UsageError, match="^an empty text is no file below the folder"):
+        check_file("", tmp_path)
