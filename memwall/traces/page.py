@@ -282,7 +282,7 @@ def _walls(analysis: TraceAnalysis) -> Table:
     whole = analysis.measured_s or 1.0
     rows = [(wall, time_s, time_s / whole) for wall, time_s in analysis.by_wall().items() if time_s]
     note = "the wall is the model's: the largest of its terms for that op on this GPU"
-    return col.listing("", rows, "wall: 0, measured: 1 s, time: 2 shares", note)
+    return col.listing("", rows, "wall: 0, measured: 1 s, time: 2 %", note)
 
 
 def _classes(analysis: TraceAnalysis) -> Table:

@@ -80,26 +80,19 @@ class TrainingReport(Report):
 
     def _parts(self) -> Table:
         parts = _parts(self.found)
-        rows = [(name, duration(seconds), seconds / self.found.step.time_s) for name, seconds in parts.items()]
+        rows = [(name, seconds, seconds / self.found.step.time_s) for name, seconds in parts.items()]
         note = f"of the slowest rank, stage {self.found.step.pipeline.slowest}"
-        return col.listing("", rows, "part: 0, time: 1 right, of the step: 2 %", note)
+        return col.listing("", rows, "part: 0, time: 1 s, of the step: 2 %", note)
 
     def _memory(self) -> Table:
         step = self.found.step
         shown = sorted({0, step.pipeline.slowest, *range(len(step.memory) - 1, 0, -1)[:_MOST_STAGES]})
         rows = [
-            (
-                str(k),
-                str(step.pipeline.in_flight[k]),
-                *(size(count) for count in step.memory[k].parts.values()),
-                size(step.memory[k].total),
-            )
+            (str(k), str(step.pipeline.in_flight[k]), *step.memory[k].parts.values(), step.memory[k].total)
             for k in shown
         ]
-        specs = (
-            "stage: 0, held: 1 right, weights: 2 right, gradients: 3 right, optimizer: 4 right, gathered: 5 right,"
-            " activations: 6 right, recomputed: 7 right, temporaries: 8 right, peak: 9 right"
-        )
+        parts = ["weights", "gradients", "optimizer", "gathered", "activations", "recomputed", "temporaries", "peak"]
+        specs = ", ".join(("stage: 0", "held: 1 right", *(f"{part}: {i} B like 9" for i, part in enumerate(parts, 2))))
         note = (
             "held: microbatches whose activations are kept, of one chunk of layers each; gathered: weights of other"
             " replicas' shards, and gradients until they are scattered; temporaries: what dies in its pass"
@@ -166,15 +159,15 @@ class TrainingReport(Report):
             (
                 each.name,
                 kind_of(each.options),
-                duration(each.step.time_s),
+                each.step.time_s,
                 1 - each.step.time_s / now_s,
-                size(self.found.held_bytes(each.step)),
+                self.found.held_bytes(each.step),
                 "yes" if self.found.fits(each.step) else "no",
                 each.options,
             )
             for each in changes
         ]
-        specs = "with: 0, kind: 1, a step: 2 right, less: 3 %, option: 6, peak memory: 4 right, fits: 5"
+        specs = "with: 0, kind: 1, a step: 2 s, less: 3 %, option: 6, peak memory: 4 B, fits: 5"
         return col.listing("", rows, specs, f"peak memory: {PEAK}; {KIND_NOTE}")
 
     @property
