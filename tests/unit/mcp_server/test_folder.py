@@ -91,5 +91,5 @@ def test_a_socket_of_this_machine_is_no_network(inside, tmp_path):
 
 
 def test_an_empty_target_is_named(tmp_path):
-    with pytest.raises(UsageError, match="^an empty text is no file below the folder"):
+    with pytest.raises(UsageError, match=r"^an empty text is no file below the folder"):
         check_file("", tmp_path)
