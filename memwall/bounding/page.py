@@ -1,4 +1,4 @@
-"""Bounds → Document: the bound, what reaches it, and what a measured time is worth; on a terminal some 15 lines."""
+"""Bounds → Document: the bound, what reaches it, and what a measured time is worth; on a terminal in 15 lines."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _blocks(answer: KernelBound, kind: str) -> list[Block]:
         blocks += [_own(answer), *(Sentence(f"{each.name}: {hint}.") for each in answer.own for hint in each.hints)]
     if answer.measured is not None and answer.measured.raised_by:
         blocks.append(Sentence(f"What may be missing is {'; '.join(answer.measured.raised_by)}."))
-    if answer.why:
+    if answer.why and (kind != "text" or answer.measured is None):  # a terminal has what a measured run lacks
         blocks.append(Sentence(f"Why {duration(answer.time_s)}: {answer.why}"))
     return blocks
 

@@ -117,12 +117,10 @@ def test_the_runs_are_those_of_profile(tmp_path):
 
 
 @pytest.mark.parametrize("measured", [None, "700us", "100us"], ids=["predicted", "slow", "impossible"])
-def test_an_answer_has_few_lines_on_a_terminal(measured):
-    found = bound(
-        "softmax(mm(bf16[4096,8192], bf16[8192,4096]), -1)", gpu="h100", measured=measured, policy=["eager", "memwall"]
-    )
+def test_an_answer_has_fifteen_lines_on_a_terminal(measured):
+    found = bound("softmax(mm(bf16[4096,8192], bf16[8192,4096]), -1)", gpu="h100", measured=measured)
     lines = [line for line in str(render(found, "text", width=120)).splitlines() if line.strip()]
-    assert len(lines) <= 17
+    assert len(lines) <= 15
 
 
 def test_the_first_action_is_fusion_with_its_option():
