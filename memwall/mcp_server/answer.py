@@ -40,8 +40,9 @@ class ToolAnswer:
 def answer_of_report(report: Any, notes: Sequence[str], record: str, schema: str) -> dict[str, Any]:
     """The answer of a report as plain JSON types, cut to :data:`MOST_BYTES`."""
     figures, details = _READERS.get(type(report).__name__, _first_rows)(report)
-    page = report.document("text")
-    text = " ".join(_sentences(page, whole=type(report).__name__ in _WHOLE)) or page.title
+    is_whole = type(report).__name__ in _WHOLE
+    page = report.document("md" if is_whole else "text")
+    text = " ".join(_sentences(page, is_whole)) or page.title
     whole = ToolAnswer(
         answer=text,
         figures=tuple(map(_known, figures)),
@@ -122,13 +123,13 @@ def _short(value: Any) -> Any:
 # -- reading reports ---------------------------------------------------------------------------------------------------
 
 
-#: reports whose page says why in a sentence below its answer
+#: reports whose page says why in a sentence below its answer, not on a terminal
 _WHOLE = ("BoundReport",)
 
 
-def _sentences(page: Document, whole: bool) -> Iterator[str]:
-    """The sentences of a page's answer; of a ``whole`` page, or one without an answer, all, in order."""
-    for section in page.whole[:1] if page.answer and not whole else page.whole:
+def _sentences(page: Document, is_whole: bool) -> Iterator[str]:
+    """The sentences of a page's answer; of a page that ``is_whole``, or one without an answer, all, in order."""
+    for section in page.whole[:1] if page.answer and not is_whole else page.whole:
         if isinstance(section, Section):
             yield from (block.text for block in section.blocks if isinstance(block, Sentence))
 

@@ -46,7 +46,7 @@ def test_it_is_cut_to_its_size_and_says_what_is_left_out(count):
 
 
 def test_a_text_that_alone_is_too_long_is_cut(monkeypatch):
-    monkeypatch.setattr("memwall.mcp_server.answer._sentences", lambda page: iter(["Wörter " * 1_000]))
+    monkeypatch.setattr("memwall.mcp_server.answer._sentences", lambda page, is_whole: iter(["Wörter " * 1_000]))
     cut = answer_of_report(ProfileReport(make_profile()), [], HANDLE, "memwall.profile/1")
     assert size_of(cut) <= MOST_BYTES
     assert cut["answer"].endswith("...") and cut["left_out"]["answer"] > 5_000
