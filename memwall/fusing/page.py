@@ -17,7 +17,7 @@ from memwall.fusing.plan_diff import PlanDiff
 from memwall.fusing.rewrites import Family
 from memwall.fusing.run import FusedProfile, Refused, refused_by_rule
 from memwall.fusion import Plan
-from memwall.record.kernels import collapse, short_name
+from memwall.record.kernels import collapse, fit_text, short_name
 from memwall.report.document import Block, Document, Facts, Picture, Section, Sentence, Table, known_facts
 from memwall.report.figures.profile import profile_chart, waterfall_chart
 from memwall.report.figures.scene import Chart
@@ -99,7 +99,8 @@ class FusedReport(Report):
         policies, schedule = best
         picture = [_waterfall(policies, schedule)] if drawn and schedule in fusion.explained(policies) else []
         eager = verdict(profile, policies.eager)
-        return [*self._told(), Sentence(f"eager: {eager.text}"), *lever_tables(eager), *picture]
+        memory = Sentence(f"{schedule.policy} {fit_text(schedule)}.", strong=not schedule.fits)
+        return [*self._told(), memory, Sentence(f"eager: {eager.text}"), *lever_tables(eager), *picture]
 
     def _asked(self, top: int) -> list[Section]:
         """What only an option brings: kernels compiled, other forms of the model, what-ifs."""

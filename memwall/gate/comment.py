@@ -90,8 +90,8 @@ def _changes(bad: Sequence[Check], top: int) -> Iterator[str]:
         of = f"{_code(name(group[0].workload))}: " if len(groups) > 1 else ""
         moved = say.moved_by(group)
         for each in moved[:top]:
-            said = _code(say.cause_text(each.least, each.most))
-            yield f"- {of}**{escape(say.cause_label(each.least))}** {said}; moves {escape(say.places(each.checks))}"
+            said = _code(say.cause_text(*each.ends))
+            yield f"- {of}**{escape(say.cause_label(each.causes[0]))}** {said}; moves {escape(say.places(each.checks))}"
         if rest := moved[top:]:
             yield f"- {of}{escape(say.moved_rest(rest))}"
 

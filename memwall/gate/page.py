@@ -65,10 +65,13 @@ class GateReport(Report):
     bases: Mapping[str, Profile] = field(default_factory=dict)
 
     def document(self, kind: str) -> Document:
-        """The verdict, then workload by workload what fails and why, what passes last."""
+        """The verdict, for HTML what changed first and the command that shows it again, then workload by workload what
+        fails and why, what passes last."""
         result = self.result
         lines = [f"{say.counts(result)}; {say.compared_with(result)}", *say.notes(result)]
         answer, sections = [Sentence(line) for line in lines], list[Section]()
+        if kind == "html" and (again := say.command(result)):
+            answer += [Sentence(say.changed_first(result), strong=True), Sentence(f"Again: {again}")]
         if result.problems:
             rows = [
                 Sentence(f"{_WORD[row.verdict]}  {say.problem_sentence(row)}", strong=row.verdict == "fail")

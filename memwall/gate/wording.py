@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 from memwall.analysis.numbers import NO_CHANGE, apart, change_text, signed, unit_of
@@ -146,11 +145,16 @@ def _added(amount: float, unit: str) -> str:
 
 
 class Moved(NamedTuple):
-    """A cause with all checks that it moves; what it adds differs from GPU to GPU and from policy to policy."""
+    """A cause with all checks that it moves, and what it adds in each; that differs from GPU to GPU and from policy to
+    policy."""
 
-    least: Cause
-    most: Cause
+    causes: Sequence[Cause]
     checks: Sequence[Check]
+
+    @property
+    def ends(self) -> tuple[Cause, Cause]:
+        """With the least and the most that it adds."""
+        return _ends(self.causes)
 
 
 def moved_by(checks: Iterable[Check]) -> list[Moved]:
@@ -160,20 +164,22 @@ def moved_by(checks: Iterable[Check]) -> list[Moved]:
         for cause in check.causes:
             key = (cause.kind, cause.op, cause.module, cause.phase, cause.source, cause.detail)
             found.setdefault(key, []).append((cause, check))
-    return [_moved(*zip(*rows, strict=True)) for rows in found.values()]
+    return [Moved(*zip(*rows, strict=True)) for rows in found.values()]
 
 
-def _moved(causes: Sequence[Cause], checks: Sequence[Check]) -> Moved:
-    ends = (partial(min, key=abs), partial(max, key=abs))
+def _ends(causes: Sequence[Cause]) -> tuple[Cause, Cause]:
+    """The first cause with the least and with the most that any of them adds."""
     values = {field: [getattr(cause, field) for cause in causes] for field in _MOVED}
-    least, most = (replace(causes[0], **{field: end(rows) for field, rows in values.items()}) for end in ends)
-    return Moved(least, most, checks)
+    least, most = (
+        replace(causes[0], **{field: end(rows, key=abs) for field, rows in values.items()}) for end in (min, max)
+    )
+    return least, most
 
 
 def moved_lines(moved: Sequence[Moved], top: int) -> list[tuple[str, str]]:
     """The first ``top`` causes as label and text, with the checks that they move, and what the others add up to."""
     rows = [
-        (cause_label(row.least), f"{cause_text(row.least, row.most)}; moves {places(row.checks)}")
+        (cause_label(row.causes[0]), f"{cause_text(*row.ends)}; moves {places(row.checks)}")
         for row in moved[:top]
     ]
     rest = moved[top:]
@@ -181,8 +187,12 @@ def moved_lines(moved: Sequence[Moved], top: int) -> list[tuple[str, str]]:
 
 
 def moved_rest(moved: Sequence[Moved]) -> str:
-    """What causes add up to that are not listed."""
-    return rest_line([row.least for row in moved], [row.most for row in moved])
+    """What causes add up to that are not listed: on each GPU under each policy, the least and the most of them."""
+    at: dict[tuple[str, str], dict[int, Cause]] = {}
+    for i, row in enumerate(moved):
+        for cause, check in zip(row.causes, row.checks, strict=True):
+            at.setdefault((check.gpu, check.policy), {})[i] = cause
+    return _more(len(moved), *_ends([_total(list(causes.values())) for causes in at.values()]))
 
 
 def places(checks: Sequence[Check]) -> str:
@@ -206,13 +216,14 @@ def places(checks: Sequence[Check]) -> str:
 
 def cause_lines(causes: Sequence[Cause], top: int) -> list[str]:
     """The first ``top`` causes, a line each, and what the others add up to."""
-    return [*map(cause_line, causes[:top]), *([rest_line(causes[top:])] if len(causes) > top else [])]
+    rest = causes[top:]
+    return [*map(cause_line, causes[:top]), *([_more(len(rest), _total(rest))] if rest else [])]
 
 
-def rest_line(causes: Sequence[Cause], most: Sequence[Cause] = ()) -> str:
+def _more(count: int, total: Cause, most: Cause | None = None) -> str:
     """``and 7 more causes: +1.20 MB, +3.40 us``; up to what they add at ``most``."""
-    added = deltas(_total(causes), _total(most or causes))
-    return f"and {len(causes):,} more cause{'' if len(causes) == 1 else 's'}" + (f": {added}" if added else "")
+    added = deltas(total, most)
+    return f"and {count:,} more cause{'' if count == 1 else 's'}" + (f": {added}" if added else "")
 
 
 def _total(causes: Sequence[Cause]) -> Cause:
@@ -271,6 +282,16 @@ def command(result: GateResult) -> str:
 
 def notes(result: GateResult) -> list[str]:
     return [prose(note) for note in result.baseline.notes]
+
+
+def changed_first(result: GateResult) -> str:
+    """``bert, first of 3 causes: appeared x12: _to_copy in ...``; where no cause is known, the first check."""
+    (checks, *_) = of_workloads(raised(result.checks))
+    of = f"{name(checks[0].workload)}, " if name(checks[0].workload) else ""
+    if not (moved := moved_by(checks)):
+        return explained(checks[0])
+    count = f"first of {len(moved):,} causes" if len(moved) > 1 else "the only cause"
+    return f"{of}{count}: {cause_label(moved[0].causes[0])}: {cause_text(*moved[0].ends)}"
 
 
 def by_workload(result: GateResult) -> dict[str, list[Check]]:

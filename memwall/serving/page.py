@@ -22,6 +22,7 @@ from memwall.serving.figure import serving_chart
 from memwall.serving.levers import ServedOutcome, ServedVerdict
 from memwall.serving.saved import SavedEngine, SavedLaunch, SavedPercentile, SavedServing, saved
 from memwall.serving.simulation.served import sure_from
+from memwall.serving.wording import held_text
 
 #: what a picture shows -> it
 PICTURES: Mapping[str, Callable[[SavedServing], Chart]] = {
@@ -222,8 +223,8 @@ def _held(found: SavedServing) -> list[str]:
         first = _first(told[name]) if name in told and len(told) > 1 else ""
         of_one = " of an engine" if point.gpus > 1 else ""
         lines.append(
-            f"{_fitting(memory[name])}, {point.largest_batch:,.0f} sequences{of_one} at once. With {point.load} its"
-            f" decode steps wait for {_WAITED.get(wall, wall)}{first}."
+            f"{_fitting(memory[name])}; up to {point.largest_batch:,.0f} sequences{of_one} run at once. With {point.load}"
+            f" its decode steps wait for {_WAITED.get(wall, wall)}{first}."
         )
     return lines[:_HELD]
 
@@ -231,8 +232,7 @@ def _held(found: SavedServing) -> list[str]:
 def _fitting(engine: SavedEngine) -> str:
     """``It fits h100-sxm: of 85.02 GB weights take 16.06 GB and the cache may take 57.97 GB``."""
     each = "each GPU's " if engine.name != engine.gpu else ""
-    held = f"weights take {size(engine.weights_bytes)} and the cache may take {size(engine.free_bytes)}"
-    return f"It fits {engine.name}: of {each}{size(engine.dram_bytes)} {held}"
+    return f"It fits {engine.name}: of {each}{held_text(engine.dram_bytes, engine.weights_bytes, engine.free_bytes)}"
 
 
 def _first(verdict: ServedVerdict) -> str:

@@ -17,7 +17,7 @@ from memwall.report.pages.search import SearchReport
 from memwall.serving.candidates import objective_text
 from memwall.serving.figure import fitted_axis
 from memwall.serving.launch.writing import launch_line, options_of_point
-from memwall.serving.wording import requests_text
+from memwall.serving.wording import held_text, requests_text
 
 if TYPE_CHECKING:
     from memwall.serving.search import EngineChoice, Found
@@ -38,12 +38,15 @@ def engines_page(found: Found, top: int = 10) -> SearchReport:
     said = f", and {missed:,} of these miss an objective" if missed else ""
     read = lambda name: QUANTITIES[name].read("serve", found.best.candidate)  # noqa: E731
     times = " and ".join(f"{said} {duration(read(name))}" for name, said in (("ttft_s", "TTFT"), ("tpot_s", "TPOT")))
-    held = f"{read('largest_batch'):,.0f}"
+    point = found.best.point
+    free_bytes = point.steps.capacity_bytes - point.weights_bytes - point.reserved_bytes
+    held = held_text(point.gpu.dram_bytes, point.weights_bytes, free_bytes)
+    held += f"; up to {read('largest_batch'):,.0f} sequences of an engine run at once"
     load = f"{found.best.point.load}, {requests_text(found.best.point, found.best.point.asked.model)}"
     return SearchReport(
         title=f"{found.name}: search",
         best=f"The cheapest{f' that keeps {wanted}' if wanted else ''}: {_text(found.best)}.",
-        figures=f"{held} sequences fit in an engine; {times}; limited by {read('limited_by')}.",
+        figures=f"It fits: of each GPU's {held}. {times}; limited by {read('limited_by')}.",
         counted=f"Under {load}: {counted(found.count, 'candidate')}, {simulated:,} of which were simulated{said}.",
         pruned=found.pruned,
         heading="The cheapest that keep all objectives" if found.objectives else "The cheapest",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memwall.core.units import counted, duration
+from memwall.core.units import counted, duration, size
 from memwall.serving.answer import Point, Serving
 from memwall.serving.model import Model
 from memwall.serving.simulation.workload import RequestLoad
@@ -28,6 +28,11 @@ def requests_text(point: Point, model: Model) -> str:
     text += _sessions(load)
     fronts = " and ".join(model.fronts)
     return f"{text}, all of text: {fronts} and what encodes them are not billed" if fronts else text
+
+
+def held_text(dram_bytes: int, weights_bytes: int, free_bytes: int) -> str:
+    """``85.02 GB weights take 16.06 GB and the cache may take 57.97 GB``."""
+    return f"{size(dram_bytes)} weights take {size(weights_bytes)} and the cache may take {size(free_bytes)}"
 
 
 def _sessions(load: RequestLoad) -> str:

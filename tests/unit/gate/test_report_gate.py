@@ -191,6 +191,22 @@ def test_many_passing_checks_are_counted_and_causes_left_out_are_summed():
     assert "and 7 more causes: +84 kernels, +88.08 MB, +129.50 us" in text
 
 
+def test_causes_left_out_are_summed_on_each_gpu_under_each_policy():
+    """Two policies that take 12 kernels more each, of causes of their own, have not taken 24 more together."""
+    eager, fused = (fixture.nine_causes(module) for module in ("eager", "fused"))
+    checks = (replace(fixture.CHECK, causes=eager), replace(fixture.CHECK, policy="memwall", causes=fused[:8]))
+    text = " ".join(render_gate(GateResult(checks, memwall_version="1"), "text", top=2).split())
+    # of eager's nine causes two are shown; 12 kernels each
+    assert "and 15 more causes: +84 kernels to +96 kernels, +88.08 MB to +100.66 MB, +129.50 us to +148.00 us" in text
+
+
+def test_a_page_begins_with_what_changed_first_and_how_to_see_it_again():
+    page = render_gate(fixture.FAIL, "html")
+    answer = page.partition("<h2")[0]
+    assert "bert, first of 3 causes: appeared x12: _to_copy in encoder.layer.*.attention (forward)" in answer
+    assert "Again: memwall gate models/bert.py gpt.py:Net" in answer  # its options are set as code
+
+
 # --- GitHub: workflow commands ---------------------------------------------------------------------------------------
 
 #: Commands of a runner that could do harm or be forged.
