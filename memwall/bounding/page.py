@@ -138,7 +138,7 @@ def _helpful(answer: KernelBound, kind: str) -> str:
         )
     found += answer.levers if measured is None or measured.time_s >= best.time_s else ()
     shown = found if kind != "text" else found[:_LEVERS]
-    return f"Look first at {'; then '.join(shown)}." if shown else ""
+    return f"Look first at {'; or '.join(shown)}." if shown else ""
 
 
 def _name(run: BoundRun, answer: KernelBound) -> str:
