@@ -178,10 +178,7 @@ def _ends(causes: Sequence[Cause]) -> tuple[Cause, Cause]:
 
 def moved_lines(moved: Sequence[Moved], top: int) -> list[tuple[str, str]]:
     """The first ``top`` causes as label and text, with the checks that they move, and what the others add up to."""
-    rows = [
-        (cause_label(row.causes[0]), f"{cause_text(*row.ends)}; moves {places(row.checks)}")
-        for row in moved[:top]
-    ]
+    rows = [(cause_label(row.causes[0]), f"{cause_text(*row.ends)}; moves {places(row.checks)}") for row in moved[:top]]
     rest = moved[top:]
     return [*rows, *([("", moved_rest(rest))] if rest else [])]
 

@@ -105,6 +105,11 @@ class TraceReport(Report):
         return trace_chart(self.analysis)
 
 
+#: what ends the gaps between kernels
+_NO_GAPS = "CUDA graphs, as of torch.compile(mode='reduce-overhead')"
+_NO_GAPS_OF_XLA = "one jax.jit of the whole step, or several steps in a call (jax.lax.scan)"
+
+
 def _answer(analysis: TraceAnalysis) -> list[Block]:
     """How busy the GPU was and with what, and what it would save to end the gaps or to run an op at its bound."""
     over = [Sentence(_too_fast_text(analysis), strong=True)] if analysis.over_roof else []
@@ -121,19 +126,25 @@ def _answer(analysis: TraceAnalysis) -> list[Block]:
         else "."
     )
     exposed_s = sum(analysis.trace.exposed_communication_us.values()) * _US
-    levers = [("no gaps between kernels", gap_s), ("communication behind kernels", exposed_s)]
+    levers = [
+        ("no gaps between kernels", gap_s, _NO_GAPS_OF_XLA if analysis.trace.of_xla else _NO_GAPS),
+        ("communication behind kernels", exposed_s, "other work beside it, or fewer and larger messages"),
+    ]
     groups = [group for group in analysis.groups("op") if group.bounded_s]
     levers += [
         (
             f"{short_name(g.key)} of {cut(g.first.shapes, _SHORT_SHAPES)} at its bound",
             g.bounded_s - (g.known("bound_s") or 0.0),
+            "fusion, or another kernel",
         )
         for g in groups
     ]
-    levers = sorted(((name, saved) for name, saved in levers if saved > _NOTABLE * span_s), key=lambda row: -row[1])
-    rows = [(name, saved_s, saved_s / span_s) for name, saved_s in levers[:_LEVERS]]
+    notable = sorted((lever for lever in levers if lever[1] > _NOTABLE * span_s), key=lambda lever: -lever[1])
+    rows = [(name, saved_s, saved_s / span_s, how) for name, saved_s, how in notable[:_LEVERS]]
     note = "at most: no op runs faster than its bound, and few reach it; of the span of the trace"
-    table = col.listing("What would make it faster", rows, "lever: 0 name, saved: 1 s, of the span: 2 %", note)
+    table = col.listing(
+        "What would make it faster", rows, "lever: 0 name, saved: 1 s, of the span: 2 %, by: 3 prose", note
+    )
     return [*over, Sentence(told, strong=True), *([table] if rows else [])]
 
 

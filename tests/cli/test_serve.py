@@ -610,7 +610,9 @@ def test_the_command_line_of_replicas_says_how_many_it_starts(run, model):
 def test_each_of_several_replicas_holds_what_one_does(run, model):
     words = (model, "--concurrency", "4", "--prompt", "64", "--generate", "16", "--requests", "20", "--max-batch", "9")
     assert "; up to 9 sequences run at once" in " ".join(run("serve", *words).out.split())
-    assert "; up to 9 sequences of an engine run at once" in " ".join(run("serve", *words, "--replicas", "3").out.split())
+    assert "; up to 9 sequences of an engine run at once" in " ".join(
+        run("serve", *words, "--replicas", "3").out.split()
+    )
 
 
 def test_a_trace_of_prompts_that_begin_alike_is_served_by_replicas(run, model, tmp_path):
