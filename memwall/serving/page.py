@@ -223,8 +223,8 @@ def _held(found: SavedServing) -> list[str]:
         first = _first(told[name]) if name in told and len(told) > 1 else ""
         of_one = " of an engine" if point.gpus > 1 else ""
         lines.append(
-            f"{_fitting(memory[name])}; up to {point.largest_batch:,.0f} sequences{of_one} run at once. With {point.load}"
-            f" its decode steps wait for {_WAITED.get(wall, wall)}{first}."
+            f"{_fitting(memory[name])}; up to {point.largest_batch:,.0f} sequences{of_one} run at once."
+            f" With {point.load} its decode steps wait for {_WAITED.get(wall, wall)}{first}."
         )
     return lines[:_HELD]
 

@@ -142,9 +142,8 @@ def _answer(analysis: TraceAnalysis) -> list[Block]:
     notable = sorted((lever for lever in levers if lever[1] > _NOTABLE * span_s), key=lambda lever: -lever[1])
     rows = [(name, saved_s, saved_s / span_s, how) for name, saved_s, how in notable[:_LEVERS]]
     note = "at most: no op runs faster than its bound, and few reach it; of the span of the trace"
-    table = col.listing(
-        "What would make it faster", rows, "lever: 0 name, saved: 1 s, of the span: 2 %, by: 3 prose", note
-    )
+    specs = "lever: 0 name, saved: 1 s, of the span: 2 %, by: 3 prose"
+    table = col.listing("What would make it faster", rows, specs, note)
     return [*over, Sentence(told, strong=True), *([table] if rows else [])]
 
 
