@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -69,9 +72,24 @@ def command(transport: str, port: int | None, folder: Path, time_limit: float, m
 
     limits = ServerLimits(folder=folder.resolve(), time_s=time_limit, memory_bytes=round(memory_limit * 1e9))
     say = Messages().say
+    served = over_stdio if transport == "stdio" else partial(over_http, port=port or 0, say=say)
     try:
-        anyio.run(over_stdio if transport == "stdio" else partial(over_http, port=port or 0, say=say), limits)
+        anyio.run(_quiet, partial(served, limits))
     except BaseExceptionGroup as group:  # a signal that came while tasks were ended
         if group.subgroup(KeyboardInterrupt) is None:
             raise
         raise KeyboardInterrupt from None
+
+
+async def _quiet(served: Callable[[], Awaitable[None]]) -> None:
+    """Serve; a task that a signal ends leaves no trace on standard error."""
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, told: None if _by_signal(told) else loop.default_exception_handler(told))
+    await served()
+
+
+def _by_signal(told: Mapping[str, Any]) -> bool:
+    error = told.get("exception")
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(KeyboardInterrupt) is not None
+    return isinstance(error, KeyboardInterrupt)

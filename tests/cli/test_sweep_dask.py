@@ -66,7 +66,7 @@ def kills(process, said):
 
     def progress(message):
         said.append(message)
-        if " points" in message and process.poll() is None:
+        if " points" in message and not message.startswith("sweeping 0 ") and process.poll() is None:
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
 
@@ -96,7 +96,7 @@ SCHEDULER_LOST = """
 import os, signal, sys
 import memwall
 def kill(message):
-    if " points" in message and sys.argv[3:]:
+    if " points" in message and not message.startswith("sweeping 0 ") and sys.argv[3:]:
         os.kill(int(sys.argv.pop()), signal.SIGKILL)
 try:
     memwall.sweep(sys.argv[1], {"batch": [*range(1, 7)], "gpu": ["a100", "h100"]}, engine="dask",
