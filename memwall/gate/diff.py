@@ -30,6 +30,8 @@ _LEAST_S = 1e-12
 #: most names that one cause lists
 _NAMED = 4
 
+#: kind of the cause that stands for all that are not named
+ELSEWHERE = "elsewhere"
 #: unit of a quantity -> the field of a cause that is its part; seconds for all others
 _PART = {"count": "kernels", "FLOP": "flops", "B": "dram_bytes"}
 
@@ -233,11 +235,11 @@ def top(causes: Sequence[Cause], quantity: str, *, count: int) -> tuple[Cause, .
     measure = _PART.get(LIMITS[quantity].unit, "time_s")
     sign = 1 if LIMITS[quantity].lower or measure == "time_s" else -1
     worse = [cause for cause in causes if sign * getattr(cause, measure) > 0]
-    worse.sort(key=lambda cause: (cause.kind == "elsewhere", -sign * getattr(cause, measure)))
+    worse.sort(key=lambda cause: (cause.kind == ELSEWHERE, -sign * getattr(cause, measure)))
     if len(worse) <= count:
         return tuple(worse)
     rest = worse[count - 1 :]
-    others = Cause("elsewhere", "", "", "", "", detail=f"{len(rest)} further changes", **sums(rest, _ADDED))
+    others = Cause(ELSEWHERE, "", "", "", "", detail=f"{len(rest)} further changes", **sums(rest, _ADDED))
     return (*worse[: count - 1], others)
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from memwall.analysis.numbers import NO_CHANGE, apart, change_text, signed, unit_of
 from memwall.core.units import few
-from memwall.gate.diff import Cause
+from memwall.gate.diff import ELSEWHERE, Cause
 from memwall.gate.result import Check, GateResult, Problem
 from memwall.report.document import clean
 
@@ -184,7 +184,11 @@ def moved_lines(moved: Sequence[Moved], top: int) -> list[tuple[str, str]]:
 
 
 def moved_rest(moved: Sequence[Moved]) -> str:
-    """What causes add up to that are not listed: on each GPU under each policy, the least and the most of them."""
+    """What causes add up to that are not listed: on each GPU under each policy, the least and the most of them. No sum
+    where some are only counted, since what one check counts another may name."""
+    named = [row for row in moved if row.causes[0].kind != ELSEWHERE]
+    if len(named) < len(moved):
+        return f"and {len(named):,} more, and further changes elsewhere" if named else "and further changes elsewhere"
     at: dict[tuple[str, str], dict[int, Cause]] = {}
     for i, row in enumerate(moved):
         for cause, check in zip(row.causes, row.checks, strict=True):

@@ -200,6 +200,14 @@ def test_causes_left_out_are_summed_on_each_gpu_under_each_policy():
     assert "and 15 more causes: +84 kernels to +96 kernels, +88.08 MB to +100.66 MB, +129.50 us to +148.00 us" in text
 
 
+def test_causes_that_one_check_counts_and_another_names_are_not_added_up():
+    named = fixture.nine_causes("net")
+    counted = Cause("elsewhere", "", "", "", "", 1, 24, 0, 25_165_824, 37e-6, "2 further changes")
+    checks = (replace(fixture.CHECK, causes=(*named[:7], counted)), replace(fixture.TIME, causes=named[2:]))
+    text = " ".join(render_gate(GateResult(checks, memwall_version="1"), "text", top=2).split())
+    assert "and 7 more, and further changes elsewhere" in text and "more causes:" not in text
+
+
 def test_a_page_begins_with_what_changed_first_and_how_to_see_it_again():
     page = render_gate(fixture.FAIL, "html")
     answer = page.partition("<h2")[0]
