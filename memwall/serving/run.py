@@ -221,7 +221,7 @@ def with_routing(model: Model, said: Any) -> Model:
 
 
 def check_engine(said: Any, *caches: str) -> None:
-    """Raises UsageError: no such engine or dtype of a cache, or a share that is none."""
+    """Raises UsageError: an engine or a dtype of a cache is unknown, or a share is not above 0 and up to 1."""
     load_engine(said.engine)
     for kv in caches:
         if kv not in CACHES:

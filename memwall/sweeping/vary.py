@@ -74,7 +74,7 @@ _FLAGS = {keyword: name for name, keyword in _KEYWORDS.items()}
 
 
 def command_of(kind: PointKind, target: str, point: Options) -> str:
-    """The command that asks the same of one point; empty where there is none."""
+    """The command that asks the same of one point; empty where no command does."""
     found = kind.alone(point)
     if found is None:
         return ""

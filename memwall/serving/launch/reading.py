@@ -333,7 +333,7 @@ def _word(value: Any) -> str:
 
 
 def _of_file(line: EngineLine, command: FoundCommand, entry: _Words) -> Iterator[_Words]:
-    """The flags of a YAML file that a flag names. Raises UsageError: there is none, or it is no mapping."""
+    """The flags of a YAML file that a flag names. Raises UsageError: the file is missing, or holds no mapping."""
     if len(entry.words) != 1:
         raise UsageError(f"{entry.text} wants a YAML file behind it")
     name = entry.words[0]

@@ -32,7 +32,7 @@ class Disaggregated:
     prompt_engines: int = 1
     decode_engines: int = 1
     link_bytes_per_s: float
-    #: how engines of prompts fill a step; None: as those that decode
+    #: how engines of prompts fill a step; None: as the engines that decode
     prompt_policy: Policy | None = None
 
     def __post_init__(self) -> None:

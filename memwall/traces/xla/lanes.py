@@ -54,7 +54,7 @@ class XLane(NamedTuple):
 
 @lru_cache(maxsize=1 << 14)
 def lane_of(plane: str, line: str) -> XLane | None:
-    """What a line holds; None where it is none that is read."""
+    """What a line holds; None for a line that memwall does not read."""
     if _HOST.match(plane):
         return XLane("host")
     if _SPARSE_CORE.match(plane):

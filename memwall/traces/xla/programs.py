@@ -136,7 +136,7 @@ def dumped(path: Path) -> list[TracedProgram]:
     """The programs of a dump: of a file, or all optimized ones of a folder.
 
     Raises:
-        UsageError: there is none, or the file is no HLO.
+        UsageError: the folder holds no program, or the file is not HLO.
     """
     files = sorted(path.glob(_DUMPED)) if path.is_dir() else [path]
     if not files:

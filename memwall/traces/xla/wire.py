@@ -80,5 +80,5 @@ def text(value: Value) -> str:
 
 
 def double(value: Value) -> float:
-    """A number of floating point; not a number for what is none."""
+    """A double; NaN for a value that is not eight bytes."""
     return struct.unpack("<d", value)[0] if not isinstance(value, int) and len(value) == 8 else float("nan")
