@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ class Skip(Exception):
     """A row that cannot be scored; says why. Rows are counted by this reason."""
 
 
-class Timed:
+class Timed(ABC):
     """A measured time that is not modeled yet."""
 
     __slots__ = ()
@@ -30,13 +31,13 @@ class Timed:
     IS_SIMULATED: ClassVar[bool] = False
 
     @property
+    @abstractmethod
     def in_fit_half(self) -> bool:
         """Whether constants may be fitted to it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def left_out(self) -> Self:
         """The sample as if nothing had been measured on its GPU."""
-        raise NotImplementedError
 
     def kernels(self) -> Any:
         """The launches that constants can be fitted to (:class:`memwall.bench.accuracy.samples.Sample`); None where
@@ -44,7 +45,7 @@ class Timed:
         return None
 
     def row(self) -> TimedRow:
-        """The sample, modeled and measured."""
+        """The sample, modeled and measured; a class whose samples are modeled together has :meth:`model` instead."""
         raise NotImplementedError
 
     @classmethod
@@ -54,7 +55,7 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class TableKind:
+class TableKind(ABC):
     """A kind of table, identified by its columns."""
 
     name: str
@@ -65,10 +66,10 @@ class TableKind:
     def columns(self) -> frozenset[str]:
         return frozenset(self.told_by.split())
 
+    @abstractmethod
     def read(self, record: Record, source: Path) -> Iterator[Timed | TimedRow]:
         """The samples of a row of the file ``source``, or rows that are already modeled. Raises ValueError if a cell is
         wrong, and :class:`Skip` if the row holds nothing to score."""
-        raise NotImplementedError
 
 
 class OwnKind(TableKind):

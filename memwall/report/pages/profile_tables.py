@@ -68,7 +68,7 @@ def totals_table(profile: Profile) -> Table:
 
 
 def _rate_columns(profile: Profile, speeds: Sequence[Rates]) -> list[tuple[Column, list[str]]]:
-    """Samples and tokens per second; of a program of many GPUs the rates of all together, and what each has a share of."""
+    """Samples and tokens per second; of a program of many GPUs the rates of all, and what each has a share of."""
     if any(speed.samples_per_s is None and speed.tokens_per_s is None for speed in speeds):
         return []
     counts = {"samples": profile.workload.samples, "tokens": profile.workload.tokens}
