@@ -12,7 +12,14 @@ from memwall.cli.parsing import Command
 from memwall.core.errors import UsageError
 
 
-@click.command("accuracy", cls=Command)
+@click.command(
+    "accuracy",
+    cls=Command,
+    examples=(
+        ("memwall accuracy measured.json", "How far the model is from what memwall measure found, by op class."),
+        ("memwall accuracy measured.json -o scores.csv", "The same as a table."),
+    ),
+)
 @click.argument("files", nargs=-1, metavar="FILE...", shell_complete=options.completing("files"))
 @click.option("--split", is_flag=True, help="Score held-out shapes and held-out GPUs too.")
 @click.option("--fit", "rows", metavar="ROWS", help="Fit constants to the rows of one GPU; -o FILE.toml gets its file.")

@@ -32,7 +32,20 @@ _MACHINE = ("device", "threads", "rounds", "accept_busy")
 _RESULTS = (".json", ".jsonl")
 
 
-@click.command("calibrate", cls=part("serving.ServeCommand"))
+@click.command(
+    "calibrate",
+    cls=part("serving.ServeCommand"),
+    examples=(
+        (
+            "memwall calibrate --device cuda -o mine.toml",
+            "What this machine's GPU reaches, as a spec for --gpu mine.toml.",
+        ),
+        (
+            "memwall calibrate hf:FOLDER --engine c1.json c8.json c32.json --gpu h100 -o engine.toml",
+            "An inference engine, fitted to three runs of its benchmark.",
+        ),
+    ),
+)
 @click.argument("words", metavar="[TARGET] [RESULT...] [-- COMMAND...]", nargs=-1)
 @click.option(
     "--device", type=click.Choice(("cpu", "cuda", "host")), default="cpu", show_default=True,

@@ -16,7 +16,14 @@ from memwall.cli.parsing import Command
 DRIFTED = 1
 
 
-@click.command("drift", cls=Command)
+@click.command(
+    "drift",
+    cls=Command,
+    examples=(
+        ("memwall drift runs --since main", "What drifted since a branch."),
+        ("memwall drift runs --least 0.1 --check", "Exit with 1 where a kernel changed by a tenth or more."),
+    ),
+)
 @click.argument("folder", metavar="FOLDER", shell_complete=options.completing("files"))
 @options.question(DriftOptions)
 @click.option("--check", is_flag=True, help="Exit with 1 where a kernel drifted.")

@@ -24,7 +24,20 @@ PARTIAL_EVERY_S = 5.0
 INTERRUPTED = 130
 
 
-@click.command("measure", cls=Command)
+@click.command(
+    "measure",
+    cls=Command,
+    examples=(
+        (
+            "memwall measure model.py --device cpu",
+            "Every kernel measured on this machine's CPU, next to its modeled time.",
+        ),
+        (
+            "memwall measure model.py --mode training --record runs -o page.html",
+            "A training step as a page; the run is kept for memwall drift.",
+        ),
+    ),
+)
 @click.argument("target", metavar="TARGET|PROFILE", shell_complete=options.completing("files"))
 @options.question(DeviceOptions)
 @options.workload

@@ -15,11 +15,21 @@ from memwall.core.errors import UsageError
 from memwall.step import Step
 
 
-@click.command("bound", cls=Command)
+@click.command(
+    "bound",
+    cls=Command,
+    examples=(
+        (
+            "memwall bound 'mm(bf16[4096,8192], bf16[8192,4096])' --gpu h100 --measured 800us",
+            "Whether 800 us are good for a product.",
+        ),
+        ("memwall bound model.py --gpu h100", "How fast a whole model could be, and what compilers reach of that."),
+    ),
+)
 @click.argument("target", metavar="[TARGET]", required=False, shell_complete=options.completing("files"))
 @options.gpus
 @options.question(BoundOptions)
-@options.policies_of("The runs to predict. [default: eager, memwall; inductor with Triton]")
+@options.policies_of("eager, memwall; inductor with Triton", "The runs to predict")
 @options.question(Step, but=("host", "cluster", "world", "rank", "cuda_graph"))
 @options.ranks
 @click.option(

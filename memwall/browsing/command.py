@@ -20,7 +20,14 @@ if TYPE_CHECKING:
     from memwall.browsing.run import RecordFolder
 
 
-@click.command("open", cls=Command)
+@click.command(
+    "open",
+    cls=Command,
+    examples=(
+        ("memwall open", "The records of this folder, in a browser."),
+        ("memwall open runs -o records.html", "The list as a file."),
+    ),
+)
 @click.argument("place", metavar="[RECORD|FOLDER]", default=".", shell_complete=options.completing("files"))
 @click.option("--no-browser", is_flag=True, help="Print the address, and open no browser.")
 @click.option(

@@ -22,7 +22,7 @@ _KEPT = {
 }
 
 
-@click.command("cache", cls=Command)
+@click.command("cache", cls=Command, examples=(("memwall cache --clear", "Delete what is kept."),))
 @click.option("--clear", is_flag=True, help="Delete what is kept; it is made again when it is needed.")
 @options.debug
 def command(clear: bool) -> None:

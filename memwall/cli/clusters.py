@@ -11,7 +11,14 @@ from memwall.hardware.cluster import cluster_names, load_cluster
 from memwall.hardware.slices import slice_names
 
 
-@click.command("clusters", cls=Command)
+@click.command(
+    "clusters",
+    cls=Command,
+    examples=(
+        ("memwall clusters dgx-h100", "One cluster, with its links and their sources."),
+        ("memwall clusters tpu-v5e-16x16", "A slice of a TPU."),
+    ),
+)
 @click.argument("name", required=False, shell_complete=options.completing("clusters"))
 @options.as_json
 @options.debug

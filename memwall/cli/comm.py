@@ -29,7 +29,17 @@ class Bytes(click.ParamType):
         return int(found[1]) << _UNITS[found[2]]
 
 
-@click.command("comm", cls=Command)
+@click.command(
+    "comm",
+    cls=Command,
+    examples=(
+        ("memwall comm --cluster dgx-h100 --gpus 16 --min 1M", "All-reduces over two nodes, from a megabyte on."),
+        (
+            "memwall comm --cluster dgx-h100 --op all_gather reduce_scatter -o collectives.csv",
+            "Two collectives as a table.",
+        ),
+    ),
+)
 @click.option("--cluster", required=True, metavar="NAME", shell_complete=options.completing("clusters"),
               help="See memwall clusters; the path of a TOML file works too.")  # fmt: skip
 @click.option(

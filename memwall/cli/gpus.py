@@ -11,7 +11,14 @@ from memwall.core.errors import UsageError
 from memwall.hardware.lookup import all_gpus, identity_violations, load_gpu, read_spec
 
 
-@click.command("gpus", cls=Command)
+@click.command(
+    "gpus",
+    cls=Command,
+    examples=(
+        ("memwall gpus h100", "One GPU, with the source of each number."),
+        ("memwall gpus --check mine.toml", "Whether a file of your own is well formed."),
+    ),
+)
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=options.completing("gpus"))
 @click.option("--check", "checked", metavar="FILE", help="Check a TOML file of your own: keys, units and identities.")
 @options.as_json

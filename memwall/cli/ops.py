@@ -9,7 +9,7 @@ from memwall.cli.output import Out
 from memwall.cli.parsing import Command
 
 
-@click.command("ops", cls=Command)
+@click.command("ops", cls=Command, examples=(("memwall ops attention", "Each op of one family."),))
 @click.argument("families", nargs=-1, metavar="[FAMILY]...")
 @options.as_json
 @options.debug

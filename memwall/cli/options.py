@@ -128,22 +128,36 @@ def _check_policies(
     return tuple(dict.fromkeys(names))
 
 
-def policies_of(help_text: str) -> Callable[[F], F]:
-    """``--policy``."""
+class PoliciesOption(SeveralOption):
+    """``--policy``: its help lists the policies that there are, read when help is shown."""
+
+    def __init__(self, *args: Any, what: str, otherwise: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.what, self.otherwise = what, otherwise
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        from memwall.fusion import POLICIES
+
+        *names, last = POLICIES
+        self.help = f"{self.what}: {', '.join(names)} or {last}. [default: {self.otherwise}]"
+        return super().get_help_record(ctx)
+
+
+def policies_of(otherwise: str, what: str = "How ops run") -> Callable[[F], F]:
+    """``--policy``, and what is taken where it is not given."""
     return click.option(
         "--policy",
         "policies",
-        cls=SeveralOption,
+        cls=PoliciesOption,
+        what=what,
+        otherwise=otherwise,
         metavar="NAME...",
         callback=_check_policies,
-        help=help_text,
         shell_complete=completing("policies"),
     )
 
 
-policies = policies_of(
-    "How ops run: eager, inductor, max-autotune, xla, memwall, server or ideal. [default: eager; a saved profile's own]"
-)
+policies = policies_of("eager; a saved profile's own")
 
 _ranks = _decorator(
     asked(Step, "cluster"),

@@ -127,8 +127,12 @@ class Command(click.Command):
 
     After such a flag, words belong to it until the next option or a word that reads as a target (ends in ``.py`` or
     ``.json``, or has ``:`` or ``/`` in it, a ``.toml`` file and ``MODULES:WHAT=VALUE`` aside). Put any other target
-    before the flag.
+    before the flag. ``examples``, with which its help ends, are command lines, each with what it answers.
     """
+
+    def __init__(self, *args: Any, examples: Sequence[tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = examples
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         from memwall.frontend.targets.target import is_target
@@ -173,6 +177,14 @@ class Command(click.Command):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl([row for _, row in sorted(rows, key=lambda item: item[0])])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The examples, each line whole, so that it can be copied."""
+        with formatter.section("Examples"):
+            for line, answer in self.examples:
+                formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+                with formatter.indentation():
+                    formatter.write_text(answer)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -41,7 +41,17 @@ def _ranks(made: Profile, target: str, gpus: tuple[str, ...], workload: dict[str
         return profile_ranks(made, target, options.profile_options(workload), trace, out.messages.progress)
 
 
-@click.command("profile", cls=CommandWithDefaults)
+@click.command(
+    "profile",
+    cls=CommandWithDefaults,
+    examples=(
+        ("memwall profile model.py --gpu a100 h100", "Where the time of a step goes on two GPUs."),
+        (
+            "memwall profile model.py --mode training --policy memwall --what-if 'dram_bytes_per_s*=2' -o page.html",
+            "A training step with fused kernels, as a page; and the same with memory twice as fast.",
+        ),
+    ),
+)
 @click.argument("target", shell_complete=options.completing("files"))
 @options.gpus
 @options.workload

@@ -27,7 +27,17 @@ def _print_schema(context: click.Context, _: click.Parameter, name: str | None) 
         context.exit()
 
 
-@click.command("report", cls=Command)
+@click.command(
+    "report",
+    cls=Command,
+    examples=(
+        ("memwall report step.json -o page.html", "A saved profile as a page."),
+        (
+            "memwall report --history history.jsonl --quantity time_s kernels",
+            "How two figures went from commit to commit.",
+        ),
+    ),
+)
 @click.argument("record", metavar="[PROFILE]", required=False, shell_complete=options.completing("files"))
 @click.option(
     "--history", metavar="FILE", help="Show a history that memwall gate --history wrote: a trend and its steps."

@@ -26,12 +26,23 @@ if TYPE_CHECKING:
     from memwall.record.profile import Profile
 
 
-@click.command("fuse", cls=Command)
+@click.command(
+    "fuse",
+    cls=Command,
+    examples=(
+        (
+            "memwall fuse model.py --gpu h100 --mode training",
+            "What fusion wins on a training step, and what it refuses and why.",
+        ),
+        (
+            "memwall fuse model.py --gpu a100 --policy memwall --emit kernels",
+            "The fused kernels as Triton source, in a folder.",
+        ),
+    ),
+)
 @click.argument("target", metavar="TARGET|PROFILE", shell_complete=options.completing("files"))
 @options.gpus
-@options.policies_of(
-    "eager, inductor, max-autotune, memwall, server or ideal. [default: eager, memwall, ideal; inductor with Triton]"
-)
+@options.policies_of("eager, memwall, ideal; inductor with Triton", "What is set side by side")
 @options.workload
 @options.asked(FuseOptions, "emit")
 @click.option(

@@ -25,13 +25,18 @@ if TYPE_CHECKING:
     from memwall.gate.run import GateRun
 
 
-@click.command("gate", cls=Command)
+@click.command(
+    "gate",
+    cls=Command,
+    examples=(
+        ("memwall gate model.py --baseline-ref main", "What this branch changes."),
+        ("memwall gate model.py --gpu h100 --limit 'time_s=3.2 ms' 'peak_memory=70 GB'", "Two budgets."),
+    ),
+)
 @click.argument("targets", nargs=-1, metavar="[TARGET...]", shell_complete=options.completing("files"))
 @options.question(GateOptions)
 @options.gpus_of("the GPUs of the configuration, else h100-sxm; a saved profile's own")
-@options.policies_of(
-    "eager, inductor, max-autotune, memwall, server or ideal. [default: eager and memwall; a saved profile's own]"
-)
+@options.policies_of("eager and memwall; a saved profile's own")
 @options.workload
 @options.common("gate.page.GateReport", GATE_SUFFIXES)
 def command(targets: tuple[str, ...], gpus: tuple[str, ...], policies: tuple[str, ...], out: Out, **more: Any) -> int:

@@ -17,7 +17,14 @@ from memwall.core.errors import UsageError, need
 from memwall.core.process import check_children
 
 
-@click.command("mcp", cls=Command)
+@click.command(
+    "mcp",
+    cls=Command,
+    examples=(
+        ("memwall mcp --folder models", "For a program that starts it, which may read one folder."),
+        ("memwall mcp --transport http --port 8123", "For clients on this machine."),
+    ),
+)
 @click.option(
     "--transport",
     type=click.Choice(("stdio", "http")),

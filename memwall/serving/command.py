@@ -86,7 +86,20 @@ def check_requests(asked: dict[str, Any]) -> None:
         raise UsageError(f"{' and '.join(ways)} say how requests come: give one")
 
 
-@click.command("serve", cls=ServeCommand)
+@click.command(
+    "serve",
+    cls=ServeCommand,
+    examples=(
+        (
+            "memwall serve hf:FOLDER --gpu h100 --tp 1 2 --concurrency 1 16 64 --slo 'tpot<30ms'",
+            "Latency and throughput by clients; for each load the cheapest layout that keeps a limit.",
+        ),
+        (
+            "memwall serve hf:FOLDER --gpu h100 -- vllm serve FOLDER --tensor-parallel-size 2",
+            "A server by the command that starts it.",
+        ),
+    ),
+)
 @click.argument(
     "target", metavar="[TARGET] [-- COMMAND...]", required=False, shell_complete=options.completing("files")
 )

@@ -46,7 +46,20 @@ class _SweepAsked:
     prices: dict[str, float]
 
 
-@click.command("sweep", cls=Command)
+@click.command(
+    "sweep",
+    cls=Command,
+    examples=(
+        (
+            "memwall sweep model.py --vary 'batch=1,2,4..64' gpu=a100,h100 --where fits",
+            "Every batch that fits on each of two GPUs, the most samples per second first.",
+        ),
+        (
+            "memwall sweep hf:FOLDER --vary concurrency=1,8,64 gpu=h100,b200 tp=1,2 --price h100=2.5 b200=4.5",
+            "A server under three loads, with what it costs.",
+        ),
+    ),
+)
 @click.argument("targets", metavar="TARGET...", nargs=-1, shell_complete=options.completing("files"))
 @click.option(
     "--vary",

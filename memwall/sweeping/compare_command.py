@@ -35,7 +35,14 @@ def _check_versions(context: click.Context, parameter: click.Parameter, names: t
     return tuple(dict.fromkeys(torch_version(name).name for name in names))
 
 
-@click.command("compare", cls=CommandWithDefaults)
+@click.command(
+    "compare",
+    cls=CommandWithDefaults,
+    examples=(
+        ("memwall compare model.py --gpu a100 h100 b200", "One model on three GPUs."),
+        ("memwall compare before.json after.json", "What changed between two saved profiles."),
+    ),
+)
 @click.argument("targets", nargs=-1, metavar="[TARGET|PROFILE]...", shell_complete=options.completing("files"))
 @options.gpus_of("a saved profile's own; without a target, all that memwall knows")
 @click.option("--machines", is_flag=True, help="Compare the GPUs themselves, whatever was profiled here.")

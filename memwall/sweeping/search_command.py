@@ -15,7 +15,20 @@ from memwall.core.question import options_of
 from memwall.wings import part
 
 
-@click.command("search", cls=Command)
+@click.command(
+    "search",
+    cls=Command,
+    examples=(
+        (
+            "memwall search hf:FOLDER --gpu h100 b200 --concurrency 64 --slo 'tpot<12ms' --price h100=2.5 b200=4.5",
+            "The cheapest engines that serve 64 clients within a limit.",
+        ),
+        (
+            "memwall search model.py --mode training --cluster dgx-h100 --gpus 64 --global-batch 512",
+            "The fastest layouts of a training step on 64 GPUs.",
+        ),
+    ),
+)
 @click.argument("target", metavar="TARGET", shell_complete=options.completing("files"))
 @click.option(
     "--gpu", cls=SeveralOption, metavar="NAME...", shell_complete=options.completing("gpus"),

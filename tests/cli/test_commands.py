@@ -3,19 +3,22 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 
+import click
 import pytest
 
 from memwall import __version__
-from memwall.cli import COMMANDS
+from memwall.cli import COMMANDS, group
 from memwall.cli.parsing import FIRST_OPTIONS, OPTION_GROUPS
 from memwall.cli.target import DEFAULT_GPU
+from memwall.fusion import POLICIES
 from memwall.gate.history import append, entry_of
 from memwall.hardware.cluster import cluster_names
 from memwall.hardware.host import HostWork
-from memwall.hardware.lookup import gpu_names
+from memwall.hardware.lookup import gpu_names, load_gpus
 from tests.unit import traces_fixture
 from tests.unit.measured_fixture import make_measured
 from tests.unit.places import ROOT
@@ -31,6 +34,36 @@ def test_version_and_help(run):
     for name, text in COMMANDS.items():
         assert f"{name}  " in run("--help").out
         assert text.split()[0] in run("--help").out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_examples_that_its_parser_takes(name):
+    command = group.get_command(click.Context(group), name)
+    assert command.examples
+    for line, answer in command.examples:
+        program, called, *words = shlex.split(line)
+        given = command.make_context(name, words).params
+        for param in command.params:
+            if "--gpu" in param.opts and given[param.name]:
+                load_gpus(given[param.name] if param.multiple else [given[param.name]])
+        assert (program, called, answer[-1]) == ("memwall", name, ".")
+
+
+def test_the_help_of_a_command_ends_with_its_examples(run):
+    said = run("comm", "--help").out
+    assert said.endswith(
+        "Examples:\n"
+        "  memwall comm --cluster dgx-h100 --gpus 16 --min 1M\n"
+        "    All-reduces over two nodes, from a megabyte on.\n"
+        "  memwall comm --cluster dgx-h100 --op all_gather reduce_scatter -o collectives.csv\n"
+        "    Two collectives as a table.\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["profile", "compare", "bound", "fuse", "gate"])
+def test_the_help_names_every_policy(run, name):
+    listed = "".join(run(name, "--help-all").out.split()).partition("--policyNAME...")[2].partition("[default")[0]
+    assert re.split(",|or(?=ideal)", listed.rpartition(":")[2].rstrip(".")) == [*POLICIES]
 
 
 def test_no_command_at_all_shows_the_help_and_fails(run):
@@ -336,8 +369,8 @@ def test_every_option_stands_in_a_titled_group_of_the_help(run, command):
         elif line.startswith("  -") and title != "Usage":  # the text may begin a line with a flag
             under.setdefault(title, []).append(line.split()[0].rstrip(","))
     assert list(under) == [title for title in (*OPTION_GROUPS, "More") if title in under]
-    for flag, group in {"--mode": "Model and inputs", "--gpu": "Hardware", "--policy": "How it runs",
+    for flag, title in {"--mode": "Model and inputs", "--gpu": "Hardware", "--policy": "How it runs",
                         "--json": "Output"}.items():  # fmt: skip
-        assert all(other == group for other, flags in under.items() if flag in flags)
+        assert all(other == title for other, flags in under.items() if flag in flags)
     if command in FIRST_OPTIONS:  # what a command is asked for stood at its end, under "More"
         assert {*under["More"]} == {"--debug", "-h", "--help-all"}
