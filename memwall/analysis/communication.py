@@ -64,7 +64,7 @@ class CommRow:
         return f"{self.found.algorithm} {self.found.protocol}".strip()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CollectiveTimes(ShownResult):
     """Collectives between GPUs of a cluster, by op and size."""
 

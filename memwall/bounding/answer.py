@@ -104,7 +104,7 @@ class KernelBound:
         return min(self.runs, key=lambda run: run.time_s)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class KernelBounds(ShownResult):
     """``memwall.bound/1``: what was asked, and an answer for each GPU."""
 

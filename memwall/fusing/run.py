@@ -90,7 +90,7 @@ class SavedFusion:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FusedProfile(ShownResult):
     """A profile simulated under every policy on every GPU, with its fusion analysis. ``prices`` of the breaks,
     ``lowered``, ``plan_diffs`` (memwall's plan with Inductor's) and ``compiled`` (generated kernels) are by GPU.

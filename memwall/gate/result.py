@@ -78,7 +78,7 @@ class Baseline:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GateResult(ShownResult):
     """All checks of one run, in the order of the configuration."""
 

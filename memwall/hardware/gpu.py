@@ -21,6 +21,7 @@ from memwall.core.graph import DTYPES as DTYPES
 from memwall.core.graph import ENGINES as ENGINES
 from memwall.core.graph import Pipe
 from memwall.core.structure import BadRecord, Check, check_of, checks_of, one_of, read, shown, write
+from memwall.core.views import ShownResult
 from memwall.hardware.checks import Line, NotNegative, Positive, Size, Whole, fraction, line, numbers
 from memwall.hardware.constants import CONSTANTS
 from memwall.hardware.host import Host, default_host
@@ -205,8 +206,8 @@ class Stated(NamedTuple):
     default: Any = REQUIRED
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+@dataclass(frozen=True, slots=True, repr=False)
+class Gpu(ShownResult):
     """One GPU as a process sees it (one die of an MI250X). Rates are dense datasheet peaks in base SI."""
 
     #: canonical short name, the file's stem: "h100-sxm"

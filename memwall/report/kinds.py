@@ -101,7 +101,9 @@ _ESCAPED = ("json", "trace.json")
 
 
 #: class of a result of the analyzer -> its page
-_PAGES = {"Profile": "profile.ProfileReport", "CollectiveTimes": "clusters.CommReport"}
+_PAGES = {
+    "Profile": "profile.ProfileReport", "CollectiveTimes": "clusters.CommReport", "Gpu": "gpus.GpuReport"
+}  # fmt: skip
 
 
 def report_of(result: str) -> type[Report]:

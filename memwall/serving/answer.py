@@ -34,16 +34,16 @@ class Point:
     """One engine, as ``asked`` for, under one load. ``steps`` knows the time of any of its steps; ``refused`` says in
     a line why it does not run, else it is empty and ``candidate`` has the figures."""
 
-    asked: AskedEngine
-    gpu: Gpu
+    asked: AskedEngine = field(repr=False)
+    gpu: Gpu = field(repr=False)
     layout: Layout
     workload: RequestLoad
-    steps: GpuSteps
+    steps: GpuSteps = field(repr=False)
     candidate: ServerCandidate | None = None
     largest_batch: int = 0
     refused: str = ""
     gpus: int = 1
-    draft: Steps | None = None
+    draft: Steps | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -95,7 +95,7 @@ class Point:
         return self.workload.mean_context
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Serving(ShownResult):
     """All points of a question, in the order asked: GPU, GPUs that share the model, load. ``draft`` says what guesses
     tokens, if anything does; ``choices`` are the cheapest that keep all ``objectives``, one for each load; ``launch``

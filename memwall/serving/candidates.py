@@ -48,7 +48,7 @@ class ServerCandidate(Billed):
     requests that keep the ``limits`` that are of a request."""
 
     name: str
-    run: Requests | Steady
+    run: Requests | Steady = field(repr=False)
     load: str = ""
     is_closed: bool = False
     wall: str = ""

@@ -57,7 +57,7 @@ class EngineChoice:
     engines: int
     gpus: int
     candidate: ServerCandidate
-    point: Point
+    point: Point = field(repr=False)
 
     @property
     def usd_per_million(self) -> float:
@@ -65,7 +65,7 @@ class EngineChoice:
         return self.candidate.cost
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Found(ShownResult):
     """The outcome: the ``best``, all that were ``simulated`` in order of cost, of how many, and why others were not."""
 

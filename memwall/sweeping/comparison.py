@@ -24,7 +24,7 @@ from memwall.core.errors import UsageError
 from memwall.core.structure import write
 from memwall.core.units import duration
 from memwall.core.version import __version__
-from memwall.core.views import view
+from memwall.core.views import ShownResult, view
 from memwall.record.kernels import peak_place, wall_shares
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule, Totals
@@ -142,8 +142,8 @@ class ProfileChange:
 Side = tuple[Profile, Schedule]
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(ShownResult):
     """What is compared (one of ``KINDS``) and the rows: entries for workloads, machines for GPUs alone."""
 
     kind: str

@@ -63,7 +63,7 @@ class Scaled:
     strong: TrainingStep | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Training(ShownResult):
     """A step on many GPUs. ``profile`` is of the traced rank and microbatch; ``options`` are keywords of
     :func:`memwall.training.step.training_step`, ``policy`` is how kernels are fused, ``host`` issues them in place of

@@ -55,7 +55,7 @@ class LayoutChoice:
     usd_per_million: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Layouts(ShownResult):
     """The outcome: the fastest layouts in ``order``, of how many, and why others were not simulated; ``ranks``: how
     many ranks were traced."""

@@ -105,7 +105,7 @@ class ScoreSplit:
     left_out: list[TimedRow]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scored(ShownResult):
     """Rows with their predictions. ``skipped``: reason -> rows that could not be scored; ``split`` if asked for."""
 

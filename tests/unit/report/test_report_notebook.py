@@ -70,6 +70,17 @@ def test_a_training_step_and_its_search_show_their_answers(tmp_path):
     assert "The fastest: " in shown(found)
 
 
+def test_a_gpu_shows_its_numbers():
+    assert "NVIDIA H100 SXM5 80GB" in shown(memwall.load_gpu("h100"))
+
+
+def test_a_result_is_one_short_line_at_a_prompt():
+    """Servers had 780,000 characters there, as their steps hold all kernels."""
+    assert repr(memwall.comm("dgx-h100", least=1024, most=2048)) == "<memwall.CollectiveTimes: 2 rows>"
+    for result in (memwall.load_gpu("h100"), memwall.bound("softmax(f16[64,64], -1)", gpu="h100", policy="eager")):
+        assert len(repr(result)) < 600 and "\n" not in repr(result)
+
+
 def test_a_result_without_a_page_is_a_mistake():
     with pytest.raises(KeyError, match="object"):
         result_fragment(object())
