@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -33,7 +33,8 @@ class PointKind:
     (``numbers``), that only go with another (``needs``) and in which points of one engine differ (``inner``); the
     ``rows`` of a task of at most ``most`` points, and what pages show unless asked otherwise: ``best`` is the first of
     these that is known. ``usual``: options that pages state where no axis does, with what a point has then. ``alone``:
-    a point → the command that asks the same of it alone and its options, if there is one."""
+    a point and ``NAME=USD`` of its GPU → the command that asks the same of it alone and its options, if there is
+    one."""
 
     name: str
     title: str
@@ -47,7 +48,7 @@ class PointKind:
     front: tuple[str, ...]
     across: tuple[str, ...]
     usual: Mapping[str, int] = field(default_factory=dict)
-    alone: Callable[[Options], tuple[str, Options] | None] = lambda point: None
+    alone: Callable[[Options, Sequence[str]], tuple[str, Options] | None] = lambda point, price: None
     #: the commands whose options convert values, and readers of options that none of them has: text → value
     commands: tuple[str, ...] = ("profile",)
     readers: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)

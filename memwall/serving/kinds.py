@@ -216,9 +216,9 @@ def _served(task: Task, asked: dict[str, Any], clients: Sequence[int], traces: T
     return rows if loads else rows * len(clients)
 
 
-def _alone(point: Options) -> tuple[str, Options]:
+def _alone(point: Options, price: Sequence[str]) -> tuple[str, Options]:
     """``memwall serve`` of a point, with what it has where no axis says."""
-    return "serve", {**point, **SERVE.usual_of(point)}
+    return "serve", {**point, **SERVE.usual_of(point), "price": price}
 
 
 # -- the kinds ---------------------------------------------------------------------------------------------------------

@@ -57,9 +57,16 @@ def _profiled(task: Task, point: Options, options: Options, traces: Traces) -> R
     return tuple(answer_of(found, found.simulations[0], task.prices.get(gpu.name)).values())
 
 
+def _alone(point: Options, price: Sequence[str]) -> tuple[str, Options]:
+    """``memwall profile`` of a point; of one that has a price ``memwall compare``, which says what it costs, but not of
+    ranks."""
+    priced = price and not point.get("cluster")
+    return ("compare", {**point, "price": price}) if priced else ("profile", point)
+
+
 PROFILE = PointKind(
     name="profile", title="one step of the model, as memwall profile has it", rows=_profiles,
-    alone=lambda point: ("profile", point),
+    alone=_alone,
     options=options_of(profile, "progress", "strict", "loss"), numbers=_NUMBERS, inner=_NUMBERS, most=64,
     needs={"context": "mode", "prompt": "mode"},
     best=("samples_per_s", "time_s"),

@@ -187,7 +187,8 @@ class SweepReport(Report):
         lines = [Sentence(f"{said}{walled}{fits}.", strong=True)]
         if "fits" in row and not row["fits"]:
             lines.append(Sentence("Its memory does not hold it: --where fits leaves such points out."))
-        if command := command_of(self.found.question.kind, *self.found.best_point):
+        question = self.found.question
+        if command := command_of(question.kind, *self.found.best_point, question.prices):
             lines.append(Sentence(f"This point alone: {command}"))
         if (grown := self.growth()) is not None and (stop := _stop(grown, row)):
             lines.append(Sentence(stop))

@@ -12,6 +12,8 @@ import click
 
 from memwall.cli import options
 from memwall.core.errors import UsageError
+from memwall.hardware.cluster import gpu_of
+from memwall.hardware.lookup import load_gpu
 from memwall.points import Options, PointKind
 from memwall.sweeping.axes import Axis, check_apart, split_axis
 from memwall.sweeping.kinds import kind_of
@@ -20,7 +22,7 @@ from memwall.wings import command_module
 #: option of the command line → keyword of the function, where they differ
 _KEYWORDS = {"input": "input_specs", "dim": "dims", "no_replay": "replay", "no_overlap": "overlap"}
 #: keywords that take several values at once
-_LISTS = ("input_specs", "dims", "assume")
+_LISTS = ("input_specs", "dims", "assume", "price")
 
 
 def kind_of_axes(texts: Sequence[str], asked: str | None, mentioned: Sequence[str]) -> PointKind:
@@ -73,9 +75,11 @@ def _option(name: str, kind: PointKind) -> tuple[click.Option, click.Context]:
 _FLAGS = {keyword: name for name, keyword in _KEYWORDS.items()}
 
 
-def command_of(kind: PointKind, target: str, point: Options) -> str:
-    """The command that asks the same of one point; empty where no command does."""
-    found = kind.alone(point)
+def command_of(kind: PointKind, target: str, point: Options, prices: Mapping[str, float]) -> str:
+    """The command that asks the same of one point, with the price of its GPU among the ``prices``; empty where no
+    command does."""
+    gpu = load_gpu(point.get("gpu") or gpu_of(point.get("cluster"))).name
+    found = kind.alone(point, [f"{gpu}={prices[gpu]!r}"] if gpu in prices else [])
     if found is None:
         return ""
     command, asked = found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -199,8 +199,9 @@ def layout_of(point: Mapping[str, Any]) -> Parallelism:
     return asked
 
 
-def _alone(point: Options) -> tuple[str, Options] | None:
-    """``memwall profile --parallel`` of a point's layout; None: of a GPU with which no cluster is known by name."""
+def _alone(point: Options, price: Sequence[str]) -> tuple[str, Options] | None:
+    """``memwall profile --parallel`` of a point's layout, which says no cost; None: of a GPU with which no cluster is
+    known by name."""
     joined = joined_at(point)
     if joined != load_cluster(joined.name):
         return None

@@ -5,6 +5,8 @@ import importlib.util
 import json
 import os
 import random
+import re
+import shlex
 import sys
 
 import pytest
@@ -98,6 +100,42 @@ def test_a_server_at_each_point_is_that_of_serve_alone(llama):
         (point,) = serve(llama, gpu=row["gpu"], concurrency=int(row["concurrency"]), prompt=256).points
         assert row["ttft_p99_s"] == point.candidate.run.ttft.p99
         assert row["tokens_per_s"] == point.candidate.run.tokens_per_s
+
+
+def best_and_alone(run, *words):
+    """The best point of a sweep, and what its page's command for that point alone says of it."""
+    found = record(run, *words)
+    best = next(point for point in found["points"] if point["id"] == found["left"][0])
+    (command,) = re.findall(r"This point alone: memwall (.*?)\n\n", run("sweep", *words).out, re.DOTALL)
+    alone = run(*shlex.split(command), "--json")
+    assert alone.code == 0, alone.err
+    return best, json.loads(alone.out)
+
+
+def test_the_command_of_the_best_point_reproduces_it(run, mlp):
+    best, alone = best_and_alone(run, mlp, "--vary", "batch=1,64", "gpu=h100,a100", "mode=training", "cuda_graph=true",
+                                 "policy=eager,memwall")  # fmt: skip
+    (simulation,) = alone["simulations"]
+    names = {"time_s": "time_s", "kernels": "kernels", "peak_memory": "peak_memory_bytes", "mfu": "mfu"}
+    assert {name: best[name] for name in names} == {name: simulation["totals"][of] for name, of in names.items()}
+
+
+def test_the_command_of_the_best_point_with_a_price_reproduces_it(run, mlp):
+    best, alone = best_and_alone(run, mlp, "--vary", "batch=1,64", "gpu=h100,a100", "cuda_graph=true",
+                                 "--best", "usd_per_step", "--price", "h100=2.5", "a100=1.1")  # fmt: skip
+    (entry,) = alone["entries"]
+    shared = best.keys() & entry.keys()
+    assert shared >= {"time_s", "energy_j", "usd_per_step", "usd_per_million_samples"}
+    assert {name: best[name] for name in shared} == {name: entry[name] for name in shared}
+
+
+def test_the_command_of_the_best_point_of_a_server_reproduces_it(run, llama):
+    best, alone = best_and_alone(run, llama, "--of", "serve", "--vary", "gpu=h100,a100", "rate=2,8", "prompt=200",
+                                 "generate=16", "--price", "h100=2.5", "a100=1.1")  # fmt: skip
+    (point,) = alone["points"]
+    shared = best.keys() & point.keys()
+    assert shared >= {"ttft_p99_s", "tokens_per_s", "usd_per_million_tokens"}
+    assert {name: best[name] for name in shared} == {name: point[name] for name in shared}
 
 
 def test_the_kind_is_the_first_that_has_what_is_named():

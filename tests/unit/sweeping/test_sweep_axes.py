@@ -113,18 +113,35 @@ def test_a_last_bit_is_no_lead_on_a_front():
 
 def test_the_command_of_a_point_can_be_copied():
     said = command_of(KINDS["profile"], "my net.py", {"gpu": "h100-sxm", "batch": 16, "replay": False, "no_grad": True,
-                                                      "cuda_graph": False, "dims": ("a=1", "b=2")})  # fmt: skip
+                                                      "cuda_graph": False, "dims": ("a=1", "b=2")}, {})  # fmt: skip
     assert said == "memwall profile 'my net.py' --gpu h100-sxm --batch 16 --no-replay --no-grad --dim a=1 --dim b=2"
-    served = command_of(KINDS["serve"], "hf:m", {"gpu": "h100-sxm", "tp": 2})
+    served = command_of(KINDS["serve"], "hf:m", {"gpu": "h100-sxm", "tp": 2}, {})
     assert served == "memwall serve hf:m --gpu h100-sxm --tp 2 --concurrency 64 --generate 256"
-    assert command_of(KINDS["decode"], "hf:m", {"gpu": "h100-sxm"}) == ""
+    assert command_of(KINDS["decode"], "hf:m", {"gpu": "h100-sxm"}, {}) == ""
+
+
+PRICES = {"h100-sxm": 2.5, "b200": 4.5}
+
+
+def test_the_command_of_a_point_has_the_price_of_its_gpu():
+    served = command_of(KINDS["serve"], "hf:m", {"gpu": "h100-sxm", "rate": 2.0}, PRICES)
+    assert served == "memwall serve hf:m --gpu h100-sxm --rate 2.0 --generate 256 --price h100-sxm=2.5"
+    stepped = command_of(KINDS["profile"], "net.py", {"gpu": "b200"}, PRICES)
+    assert stepped == "memwall compare net.py --gpu b200 --price b200=4.5"
+    unpriced = command_of(KINDS["profile"], "net.py", {"gpu": "a100-80gb-sxm"}, PRICES)
+    assert unpriced == "memwall profile net.py --gpu a100-80gb-sxm"
+
+
+def test_the_command_of_a_rank_says_no_cost_as_none_does():
+    point = {"cluster": "dgx-h100", "world": 16}
+    assert command_of(KINDS["profile"], "m.py", point, PRICES) == "memwall profile m.py --cluster dgx-h100 --world 16"
 
 
 def test_the_command_of_a_layout_says_its_replicas():
     point = {"gpu": "h100-sxm", "batch": 2, "parallel.tp": 2, "parallel.sp": True, "world": 16}
-    said = command_of(KINDS["training"], "m.py", point)
+    said = command_of(KINDS["training"], "m.py", point, PRICES)
     assert said == "memwall profile m.py --batch 2 --mode training --parallel tp=2,sp,dp=8 --cluster dgx-h100"
-    assert command_of(KINDS["training"], "m.py", {**point, "gpu": "l4"}) == ""  # no cluster of them
+    assert command_of(KINDS["training"], "m.py", {**point, "gpu": "l4"}, {}) == ""  # no cluster of them
 
 
 def test_where_to_stop():
