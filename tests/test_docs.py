@@ -114,8 +114,8 @@ def folder_of(page: str, folder: Path) -> Path:
 
 
 #: pages of one command each, and of one reader each
-OF_COMMANDS = ("profile", "compare", "fuse", "bound", "triton", "serving", "sweep", "clusters", "training",
-               "distributed", "jax", "tpus", "xla", "measure", "gate", "traces", "open")  # fmt: skip
+OF_COMMANDS = ("profile", "compare", "fuse", "bound", "triton", "serving", "load", "engines", "sweep", "clusters",
+               "training", "distributed", "jax", "tpus", "xla", "measure", "gate", "traces", "open")  # fmt: skip
 OF_READERS = ("optimise", "deploy", "many_gpus", "guard", "xla", "agents")
 
 
