@@ -22,6 +22,10 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e
 _RAW = re.compile(rf"{_ANSI.pattern}|(?![\n\t]){_CONTROL.pattern.removesuffix('+')}")
 
 
+#: the blank between a number and its unit, at which no line ends
+UNIT_BLANK = re.compile(r"(?<=\d) (?=%|(?:[kMGTPE]?(?:B|FLOP)(?:/s)?|[mun]?s|W)\b)")
+
+
 def plain(text: str) -> str:
     """A whole text without what a terminal would act on: every writer's last step, whatever its parts passed."""
     return _RAW.sub("", text)

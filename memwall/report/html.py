@@ -15,6 +15,7 @@ from importlib.resources import files
 from typing import Any
 
 from memwall.report.document import (
+    UNIT_BLANK,
     Block,
     Document,
     Facts,
@@ -124,21 +125,30 @@ def blocks_html(blocks: Iterable[Block]) -> str:
 
 _POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
 #: an option of a command line
-_OPTION = re.compile(r"(?<![^\s(])(--?[A-Za-z][\w-]*)( (?!-)[^\s(]{1,40}(?!\S))?")
+_OPTION = re.compile(r"(\(?)(?<![^\s(])(--?[A-Za-z][\w-]*)( (?!-)[^\s(]{1,40}(?!\S))?")
 
 
 def _prose(text: str) -> str:
-    """A text with its options as code; no line breaks between an option and what follows it."""
-    return _OPTION.sub(_kept, escape(text))
+    """A text with its options as code; no line ends between an option or a number and what belongs to it."""
+    return _OPTION.sub(_kept, UNIT_BLANK.sub("\N{NO-BREAK SPACE}", escape(text)))
 
 
 def _kept(found: re.Match[str]) -> str:
-    code = f"<code>{found[1]}</code>"
-    return f'<span class="kept">{code}{found[2]}</span>' if found[2] else code
+    before, option, value = found.groups("")
+    code = f"{before}<code>{option}</code>{value}"
+    return f'<span class="kept">{code}</span>' if before or value else code
+
+
+#: letters of a fact that has a line of its own
+_LONG_FACT = 100
 
 
 def _facts(facts: Facts) -> str:
-    rows = (f"<div><dt>{escape(label)}</dt><dd>{_prose(text)}</dd></div>" for label, text in facts.items)
+    looks = (' class="long"' if len(text) > _LONG_FACT else "" for _, text in facts.items)
+    rows = (
+        f"<div{look}><dt>{escape(label)}</dt><dd>{_prose(text)}</dd></div>"
+        for look, (label, text) in zip(looks, facts.items, strict=True)
+    )
     return f"<dl>{''.join(rows)}</dl>"
 
 
@@ -194,7 +204,8 @@ def _choice(choice: PictureChoice) -> str:
         f'<div data-pick="{i}"{" hidden" if i else ""}>\n{_picture(picture)}</div>\n'
         for i, (_, picture) in enumerate(choice.pictures)
     )
-    return f'<div class="choice"><p class="picks">{picks}</p>\n{shown}</div>'
+    alone = " hidden" if len(choice.pictures) == 1 else ""
+    return f'<div class="choice"><p class="picks"{alone}>{picks}</p>\n{shown}</div>'
 
 
 _BLOCKS: dict[type, Callable[[Any], str]] = {

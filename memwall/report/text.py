@@ -7,7 +7,6 @@ still too wide goes on in a second table below.
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,13 +18,12 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from memwall.report.columns import AFTER
-from memwall.report.document import Document, Facts, Section, Sentence, Table
+from memwall.report.document import UNIT_BLANK, Document, Facts, Section, Sentence, Table
 
 DEFAULT_WIDTH = 118
 INDENT, GAP, NARROWEST, WIDEST_CUT = 2, 2, 12, 36
 #: a number and its unit stay on one line: rich breaks at every blank, so theirs is another character until the end
 _JOINED = "\ue000"
-_UNIT = re.compile(r"(?<=\d) (?=%|(?:[kMGTPE]?(?:B|FLOP)(?:/s)?|[mun]?s|W)\b)")
 _WALL_STYLE = {"compute": "green", "bandwidth": "yellow", "latency": "blue", "overhead": "magenta", "NO": "bold red",
                "FAIL": "bold red", "inconclusive": "bold yellow", "pass": "green"}  # fmt: skip
 
@@ -63,7 +61,7 @@ def to_text(document: Document, *, width: int | None = None, color: bool = False
 
 
 def _joined(text: str) -> str:
-    return _UNIT.sub(_JOINED, text)
+    return UNIT_BLANK.sub(_JOINED, text)
 
 
 def _print_facts(console: Console, facts: Facts) -> None:

@@ -43,12 +43,13 @@ def test_each_gpu_has_its_levers_once(page):
 
 
 @pytest.mark.parametrize(("text", "marked"), [
-    ("2.1 ms (--what-if latency_s/=2)", '2.1 ms (<span class="kept"><code>--what-if</code> latency_s/=2)</span>'),
+    ("half (--what-if latency_s/=2)", 'half <span class="kept">(<code>--what-if</code> latency_s/=2)</span>'),
     ("x.py -m vllm --cuda-graph --tp 2", 'x.py <span class="kept"><code>-m</code> vllm</span> <code>--cuda-graph</code>'
      ' <span class="kept"><code>--tp</code> 2</span>'),
-    ("h100-sxm is -3 % faster", "h100-sxm is -3 % faster"),
+    ("h100-sxm is -3 % faster", "h100-sxm is -3\N{NO-BREAK SPACE}% faster"),
+    ("2.1 ms of 3 steps, 4 GB/s", "2.1\N{NO-BREAK SPACE}ms of 3 steps, 4\N{NO-BREAK SPACE}GB/s"),
 ])  # fmt: skip
-def test_no_line_breaks_within_an_option_or_before_its_value(text, marked):
+def test_no_line_ends_within_an_option_or_before_its_value_or_a_unit(text, marked):
     assert blocks_html([Sentence(text)]) == f"<p>{marked}</p>\n"
 
 
