@@ -24,6 +24,8 @@ _RAW = re.compile(rf"{_ANSI.pattern}|(?![\n\t]){_CONTROL.pattern.removesuffix('+
 
 #: the blank between a number and its unit, at which no line ends
 UNIT_BLANK = re.compile(r"(?<=\d) (?=%|(?:[kMGTPE]?(?:B|FLOP)(?:/s)?|[mun]?s|W)\b)")
+#: a bracket before an option of a command line, the option, and its value with the blank before it
+OPTION = re.compile(r"(\(?)(?<![^\s(])(--?[A-Za-z][\w-]*)( (?!-)[^\s(]{1,40}(?!\S))?")
 
 
 def plain(text: str) -> str:

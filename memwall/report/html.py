@@ -15,6 +15,7 @@ from importlib.resources import files
 from typing import Any
 
 from memwall.report.document import (
+    OPTION,
     UNIT_BLANK,
     Block,
     Document,
@@ -124,13 +125,11 @@ def blocks_html(blocks: Iterable[Block]) -> str:
 
 
 _POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
-#: an option of a command line
-_OPTION = re.compile(r"(\(?)(?<![^\s(])(--?[A-Za-z][\w-]*)( (?!-)[^\s(]{1,40}(?!\S))?")
 
 
 def _prose(text: str) -> str:
     """A text with its options as code; no line ends between an option or a number and what belongs to it."""
-    return _OPTION.sub(_kept, UNIT_BLANK.sub("\N{NO-BREAK SPACE}", escape(text)))
+    return OPTION.sub(_kept, UNIT_BLANK.sub("\N{NO-BREAK SPACE}", escape(text)))
 
 
 def _kept(found: re.Match[str]) -> str:

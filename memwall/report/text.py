@@ -18,11 +18,12 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from memwall.report.columns import AFTER
-from memwall.report.document import UNIT_BLANK, Document, Facts, Section, Sentence, Table
+from memwall.report.document import OPTION, UNIT_BLANK, Document, Facts, Section, Sentence, Table
 
 DEFAULT_WIDTH = 118
 INDENT, GAP, NARROWEST, WIDEST_CUT = 2, 2, 12, 36
-#: a number and its unit stay on one line: rich breaks at every blank, so theirs is another character until the end
+#: a number and its unit, an option and its value stay on one line: rich breaks at every blank, so theirs is another
+#: character until the end
 _JOINED = "\ue000"
 _WALL_STYLE = {"compute": "green", "bandwidth": "yellow", "latency": "blue", "overhead": "magenta", "NO": "bold red",
                "FAIL": "bold red", "inconclusive": "bold yellow", "pass": "green"}  # fmt: skip
@@ -61,7 +62,7 @@ def to_text(document: Document, *, width: int | None = None, color: bool = False
 
 
 def _joined(text: str) -> str:
-    return UNIT_BLANK.sub(_JOINED, text)
+    return OPTION.sub(lambda found: found[0].replace(" ", _JOINED), UNIT_BLANK.sub(_JOINED, text))
 
 
 def _print_facts(console: Console, facts: Facts) -> None:

@@ -8,7 +8,7 @@ import memwall.report.columns as col
 from memwall.core.errors import UsageError
 from memwall.hardware.lookup import all_gpus, load_gpu
 from memwall.report import render
-from memwall.report.document import Column, Document, Section, Table, clean
+from memwall.report.document import Column, Document, Section, Sentence, Table, clean
 from memwall.report.markdown import escape
 from memwall.report.pages.gpus import GpuReport, GpusReport
 from memwall.report.pages.ops import RulesReport
@@ -242,3 +242,13 @@ def test_a_table_that_goes_on_below_says_again_what_its_rows_are(width):
     assert len(heads) > 1
     assert all(head[:2] == ["kernel", "phase"] for head in heads)
     assert max(map(len, text.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [40, 47, 56])
+def test_an_option_stays_with_its_value_and_a_number_with_its_unit(width):
+    said = "Twice the bandwidth would save 3.33 ms (--what-if 'dram_bytes_per_s*=2'), fusion more (--policy memwall)."
+    text = to_text(Document("page", [Section("", [Sentence(said)])]), width=width)
+    lines = text.splitlines()
+    for kept in ("3.33 ms", "--what-if 'dram_bytes_per_s*=2'", "--policy memwall"):
+        assert any(kept in line for line in lines)
+    assert " ".join(text.split()) == f"page {said}"
