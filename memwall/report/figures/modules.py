@@ -188,7 +188,7 @@ class _Painter:
             color,
             title=text,
             label=name,
-            key=f"zoom:{self.number}:{path}",
+            key=f"zoom:{self.number}:{clean(path)}",
             head=min(high, 18.0),
             edge=True,
         )

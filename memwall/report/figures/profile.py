@@ -10,7 +10,7 @@ import memwall.report.columns as col
 from memwall.analysis.modules import ModuleRow, module_tree
 from memwall.analysis.pipes import mfu_base
 from memwall.analysis.savings import LEAST_STEP, PolicySet, Waterfall, by_gpu, policy_sets, waterfall
-from memwall.analysis.table import KernelRow, class_rows, kernel_rows, rows_and_kernels
+from memwall.analysis.table import KernelRow, class_rows, group_by, join, kernel_rows, rows_and_kernels
 from memwall.analysis.validation import MeasuredPoint, measured_points
 from memwall.core.errors import UsageError, unknown
 from memwall.core.graph import Pipe
@@ -22,6 +22,7 @@ from memwall.record.profile import Profile
 from memwall.report.document import clean
 from memwall.report.figures.bars import Bar, Piece, bars_chart
 from memwall.report.figures.colors import SIGN_COLORS, WALL_COLORS, class_color, series_color
+from memwall.report.figures.found import found_by
 from memwall.report.figures.memory import memory_chart
 from memwall.report.figures.modules import METRICS, Trees, flame_chart, treemap_chart
 from memwall.report.figures.picture import cut, time_unit
@@ -78,15 +79,16 @@ def schedule_roofline(
 ) -> Roofline:
     """Every kernel of a schedule. With ``policies``, an arrow from where the ops of each fused group ran eagerly.
     ``brief``: the title names only the GPU and the policy."""
-    pairs = sorted(rows_and_kernels(profile, schedule), key=lambda pair: (-pair[0].time_s, pair[0].name))
-    rows = [row for row, _ in pairs if row.time_s > 0]
+    pairs = rows_and_kernels(profile, schedule)
+    keys = {id(row): found.key for (row, _), found in zip(pairs, found_by(row for row, _ in pairs), strict=True)}
+    pairs.sort(key=lambda pair: _longest_first(pair[0]))
     fused = policies if policies and policies.shares_ops(schedule) and schedule.policy != "eager" else None
     spots = [
-        _spot(row, _eager_place(fused, row, kernels) if fused and i < _MOST_ARROWS else None)
+        _spot(row, keys[id(row)], _eager_place(fused, row, kernels) if fused and i < _MOST_ARROWS else None)
         for i, (row, kernels) in enumerate(pairs)
-        if row.flops and row.bytes and row.time_s
+        if _has_place(row)
     ]
-    bare = [_spot(row, None) for row in rows if not (row.flops and row.bytes)]
+    bare = [_spot(row, keys[id(row)]) for row, _ in pairs if row.time_s > 0 and not _has_place(row)]
     measured = measured_points(profile, schedule)[:MAX_POINTS]
     label = clean(schedule_label(profile, schedule))
     subject = label if brief else context(profile, label)
@@ -122,40 +124,47 @@ def _eager_place(policies: PolicySet, row: KernelRow, kernels: Sequence[Estimate
 
 
 def roofline_since(before: Profile, old: Schedule, after: Profile, new: Schedule) -> Chart:
-    """The kernels of a simulation, with arrows from where the kernels of the same name, module and phase were in
-    another one."""
-    places = {
-        (row.name, row.module, row.phase): (row.arithmetic_intensity, row.attained_flop_per_s)
-        for row, _ in rows_and_kernels(before, old)
-        if row.flops and row.bytes and row.time_s
-    }
+    """The kernels of a simulation, with arrows from where each was in another one."""
+    sides = (before, old), (after, new)
+    was, now = ([row for row, _ in rows_and_kernels(*side) if _has_place(row)] for side in sides)
+    moved = sorted(zip(now, earlier_rows(was, now), strict=True), key=lambda pair: _longest_first(pair[0]))
     shown = schedule_roofline(after, new)
-    pairs = sorted(rows_and_kernels(after, new), key=lambda pair: (-pair[0].time_s, pair[0].name))
-    rows = [row for row, _ in pairs if row.flops and row.bytes and row.time_s]
     spots = list(shown.spots)
-    for i, row in enumerate(rows[: min(_MOST_ARROWS, MAX_POINTS)]):
-        place = places.get((row.name, row.module, row.phase))
-        if place and not isclose(place[1], row.attained_flop_per_s, rel_tol=_MOVED):
-            spots[i] = spots[i]._replace(tail=place)
+    for i, (row, earlier) in enumerate(moved[: min(_MOST_ARROWS, MAX_POINTS)]):
+        if earlier and not isclose(earlier.attained_flop_per_s, row.attained_flop_per_s, rel_tol=_MOVED):
+            spots[i] = spots[i]._replace(tail=(earlier.arithmetic_intensity, earlier.attained_flop_per_s))
     legend = [*shown.legend, (f"baseline, {duration(old.totals.time_s)}, → now", "dim", "hollow")]
     return roofline_charts([replace(shown, spots=spots, legend=legend)])[0]
 
 
-def _spot(row: KernelRow, tail: tuple[float, float] | None) -> Spot:
+def earlier_rows(was: Sequence[KernelRow], now: Sequence[KernelRow]) -> list[KernelRow | None]:
+    """What each row was in another simulation, both in the order of their first launches: of the rows of its name,
+    module and phase the one in its place, as both gradients of a product share these. None: there are more of them now,
+    or fewer."""
+    groups = [group_by(rows, [(row.name, row.module, row.phase) for row in rows]) for rows in (was, now)]
+    found = {
+        id(row): old
+        for _, olds, rows in join(*groups)
+        if olds and rows and len(olds) == len(rows)
+        for old, row in zip(olds, rows, strict=True)
+    }
+    return [found.get(id(row)) for row in now]
+
+
+def _has_place(row: KernelRow) -> bool:
+    return bool(row.flops and row.bytes and row.time_s)
+
+
+def _longest_first(row: KernelRow) -> tuple[float, str]:
+    return -row.time_s, row.name
+
+
+def _spot(row: KernelRow, key: str = "", tail: tuple[float, float] | None = None) -> Spot:
     rate = row.attained_flop_per_s
     repeats = f" x{row.count}" if row.count > 1 else ""
     name = clean(short_name(row.name))
     title = f"{name}{repeats}, {clean(row.module) or '(top)'}: {duration(row.time_s)}, {percent(row.time_share)}"
-    return Spot(
-        row.arithmetic_intensity,
-        rate,
-        row.time_share,
-        class_color(row.op_class),
-        name,
-        title,
-        f"{clean(row.name)} {clean(row.module)}".strip(),
-        tail=tail,
-    )
+    return Spot(row.arithmetic_intensity, rate, row.time_share, class_color(row.op_class), name, title, key, tail=tail)
 
 
 def _measured_spot(point: MeasuredPoint) -> Spot:
@@ -201,12 +210,10 @@ def overlaid(profile: Profile, schedules: Sequence[Schedule]) -> Roofline:
             ]
             slope = memory_roofs(schedule)[0]
             slopes.append(slope._replace(color=color, label=f"{slope.label}, {clean(gpu)}"))
-        rows = [row for row in kernel_rows(profile, schedule) if row.flops and row.bytes and row.time_s]
+        rows = [row for row in kernel_rows(profile, schedule) if _has_place(row)]
         spots += [
-            _spot(row, None)._replace(
-                color=color, name="" if number else _spot(row, None).name, title=f"{name}: {_spot(row, None).title}"
-            )
-            for row in rows
+            spot._replace(color=color, name="" if number else spot.name, title=f"{name}: {spot.title}")
+            for spot in map(_spot, rows)
         ]
         legend.append((f"{name} {duration(schedule.totals.time_s)}", color, "circle"))
     spots.sort(key=lambda spot: -spot.share)

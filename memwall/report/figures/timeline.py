@@ -15,6 +15,7 @@ from memwall.record.profile import Profile
 from memwall.report.document import clean
 from memwall.report.figures.axes import PlotAxis, draw_frame, draw_x
 from memwall.report.figures.colors import CLASS_COLORS, class_color
+from memwall.report.figures.found import found_by
 from memwall.report.figures.labels import Box
 from memwall.report.figures.picture import time_unit
 from memwall.report.figures.scene import Chart, Scene, fit
@@ -56,15 +57,16 @@ def _lanes(profile: Profile, schedule: Schedule, times: Timeline) -> Iterator[tu
     ]
     if len(phases) > 1:
         yield "phases", phases
-    rows = {kernel.id: row for row, kernels in rows_and_kernels(profile, schedule) for kernel in kernels}
+    pairs = rows_and_kernels(profile, schedule)
+    keys = [found.key for found in found_by(row for row, _ in pairs)]
+    rows = {kernel.id: (row, key) for (row, kernels), key in zip(pairs, keys, strict=True) for kernel in kernels}
     launches: list[LaneMark] = []
     streams: dict[int, list[LaneMark]] = {}
     for kernel, launch, run in zip(schedule.kernels, times.launches, times.runs, strict=True):
         if not kernel.launches:
             continue
-        row = rows[kernel.id]
+        row, key = rows[kernel.id]
         told = f"{clean(short_name(row.name))}, {clean(row.module) or '(top)'}"
-        key = f"{clean(row.name)} {clean(row.module)}".strip()
         if launch.end_ns > launch.start_ns:
             said = f"launch of {told}: {duration((launch.end_ns - launch.start_ns) / 1e9)}"
             launches.append(LaneMark(launch.start_ns, launch.end_ns, "other", said, key))

@@ -17,8 +17,10 @@ from memwall.record.kernels import schedule_label, short_name
 from memwall.record.profile import Profile
 from memwall.report.document import Block, Document, Markup, Panel, Picture, PictureChoice, Section, Sentence, clean
 from memwall.report.figures.colors import CLASS_COLORS, css
+from memwall.report.figures.found import found_by
 from memwall.report.figures.memory import memory_chart
 from memwall.report.figures.modules import METRICS, flame_chart, treemap_chart
+from memwall.report.figures.picture import cut
 from memwall.report.figures.profile import (
     context,
     module_trees,
@@ -72,9 +74,10 @@ def profile_page(profile: Profile, what_ifs: Sequence[Outcome], ranks: Sequence[
     for policies in policy_sets(profile) if is_several(profile) else ():
         sections.append(Section(page.gpu_title(profile, policies.schedules[0]), policy_blocks(policies)))
         for schedule in fusion.explained(policies):
-            fall = Picture(waterfall_chart(policies, schedule), f"{schedule.policy}: what each fused group saves")
+            label = clean(schedule_label(profile, schedule))
+            fall = Picture(waterfall_chart(policies, schedule), f"{label}: what each fused group saves")
             blocks: tuple[Block, ...] = (fall, *fusion_tables(policies, schedule))
-            saved.append(Section(f"{schedule.policy}: what fusion saves", blocks, "fusion"))
+            saved.append(Section(f"{label}: what fusion saves", blocks, "fusion"))
     sets = {s.gpu.name: policies for policies in policy_sets(profile) for s in policies.schedules} if sims else {}
     rooflines = roofline_charts([schedule_roofline(profile, s, sets[s.gpu.name]) for s in sims]) if sims else []
     sections += [_panel(profile, s, roofline) for s, roofline in zip(sims, rooflines, strict=True)]
@@ -90,9 +93,9 @@ def _modules(profile: Profile, schedule: Schedule) -> Section:
     """Flame graphs and treemaps of the modules."""
     trees = module_trees(profile, (schedule,))
     kinds = {"flame graph": flame_chart, "treemap": treemap_chart}
-    title = context(profile)
+    title, label = context(profile), clean(schedule_label(profile, schedule))
     pictures = [
-        (f"{kind}, {metric}", Picture(draw(title, trees, metric), f"{kind} of modules by {metric}"))
+        (f"{kind}, {metric}", Picture(draw(title, trees, metric), f"{label}: {kind} of modules by {metric}"))
         for kind, draw in kinds.items()
         for metric in METRICS
     ]
@@ -149,28 +152,33 @@ def _data(profile: Profile, tables: Sequence[Rows]) -> tuple[dict[str, Any], int
 
 def _times_of(profile: Profile, schedule: Schedule, table: Rows, number: Mapping[tuple, int]) -> dict[str, Any]:
     """A simulation's label, its rows, and why the longest of them take their time."""
-    shown = sorted((each for each in table if _identity(each[0]) in number), key=lambda each: -each[0].time_s)
-    why = [
-        " ".join(each.launches) for each in explained(profile, schedule, [same for _, same in shown[:MAX_EXPLAINED]])
+    found = found_by(row for row, _ in table)
+    each_row = zip(table, found, strict=True)
+    shown = sorted((each for each in each_row if _identity(each[0][0]) in number), key=lambda each: -each[0][0].time_s)
+    longest = [kernels for (_, kernels), _ in shown[:MAX_EXPLAINED]]
+    why = [" ".join(each.launches) for each in explained(profile, schedule, longest)]
+    rows = [
+        [*_times(number[_identity(row)], row), i if i < len(why) else -1, found.number]
+        for i, ((row, _), found) in enumerate(shown)
     ]
-    rows = [[*_times(number[_identity(row)], row), i if i < len(why) else -1] for i, (row, _) in enumerate(shown)]
     return {"label": clean(schedule_label(profile, schedule)), "rows": rows, "why": [clean(text) for text in why]}
 
 
 def _identity(row: KernelRow) -> tuple:
     """Columns of ``kernels`` in the page: name, class, phase, module, shapes, count, FLOPs, bytes read, written,
-    short name."""
+    short name, problem."""
     return (
         clean(row.name),
         clean(row.op_class),
         row.phase,
         clean(row.module),
-        clean(row.shapes)[:160],
+        cut(clean(row.shapes), 160),
         row.count,
         row.flops if row.modeled else -1,
         row.read_bytes,
         row.write_bytes,
         short_name(clean(row.name)),
+        clean(row.problem),
     )
 
 

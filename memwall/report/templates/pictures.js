@@ -95,7 +95,7 @@ const page = { find() {}, says() { return ""; }, show() {} };
       rect.after(text);
     }
   };
-  const nameOf = (rect) => rect.dataset.title.split(": ")[0];
+  const nameOf = (rect) => rect.dataset.title.slice(0, rect.dataset.title.lastIndexOf(": "));
   for (const rect of modules) {
     const label = rect.nextSibling;
     const fill = /^var\(--([\w-]+),#/.exec(rect.getAttribute("fill"));
@@ -174,7 +174,8 @@ const page = { find() {}, says() { return ""; }, show() {} };
     return [new XMLSerializer().serializeToString(copy), +width, +height];
   };
   const save = (svg, suffix, blob) => {
-    const words = (svg.getAttribute("aria-label") || "picture").toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "");
+    const label = (svg.getAttribute("aria-label") || "picture").replace(/ \([^()]*\)/g, "");
+    const words = label.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "");
     const link = make("a", "", { download: `${words.slice(0, 60)}.${suffix}`, href: URL.createObjectURL(blob) });
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);

@@ -21,7 +21,7 @@
   const FEW = 200;
 
   // A row: what the kernel is, from data.kernels, and what it takes on this GPU, from sims[].rows.
-  const [NAME, CLASS, PHASE, MODULE, SHAPES, COUNT, FLOPS, READ, WRITE, SHORT, SOURCE] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
+  const [NAME, CLASS, PHASE, MODULE, SHAPES, COUNT, FLOPS, READ, WRITE, SHORT, PROBLEM, SOURCE] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
   const rowsOf = (sim) => {
     const total = sim.rows.reduce((sum, r) => sum + r[2], 0);
     return sim.rows.map((r) => {
@@ -33,7 +33,8 @@
         count: k[COUNT], flops, unmodeled: k[FLOPS] < 0, bytes, intensity: bytes ? flops / bytes : 0,
         bound: r[1], time: r[2], compute: r[3], memory: r[4], latency: r[5],
         overhead: r[6], wall: data.walls[r[7]], low: r[8], high: r[9], why: sim.why[r[10]] || "",
-        read: k[READ], written: k[WRITE], source: k[SOURCE], key: `${k[NAME]} ${k[MODULE]}`.trim(),
+        read: k[READ], written: k[WRITE], source: k[SOURCE], problem: k[PROBLEM],
+        key: [k[NAME], k[MODULE], k[PHASE], k[PROBLEM], r[11] ? `#${r[11]}` : ""].filter(Boolean).join(" "),
         share: total ? r[2] / total : 0, rate: r[2] ? flops / r[2] : 0,
       };
     });
@@ -56,12 +57,15 @@
     `${r.count > 1 ? `${r.count} kernels, ` : ""}${r.unmodeled ? "no formula" : `${si(r.flops, "FLOP")}`}, ${si(r.read, "B")} read and ${si(r.written, "B")} written, ${r.intensity.toFixed(1)} FLOP/B`,
     `${seconds(r.time)} (80 % range ${seconds(r.low)} to ${seconds(r.high)}), bound ${seconds(r.bound)}, limited by ${r.wall}`,
     `compute ${seconds(r.compute)}, memory ${seconds(r.memory)}, latency ${seconds(r.latency)}, overhead ${seconds(r.overhead)}`,
-    r.shapes, r.why, r.source,
+    r.shapes && [r.problem, r.shapes].filter(Boolean).join("; "), r.why, r.source,
   ].filter(Boolean).join("\n");
   page.says = (key) => {
     const row = key && tables[state.sim].find((r) => r.key === key);
     return row ? told(row) : "";
   };
+
+  // a module as pictures of modules have it
+  const starred = (module) => module.replace(/(^|\.)\d+(?=\.|$)/g, "$1*");
 
   // -- state, kept in the address so that a view can be linked
   const state = { sim: 0, sort: "time", dir: "desc", filter: "" };
@@ -112,11 +116,11 @@
     for (const old of all("#kernels tr.more")) old.remove();
     open = was ? "" : r.key;
     if (!was) line.after(opened(r));
-    page.show(open, open && r.module);
+    page.show(open, open && starred(r.module));
   };
   const select = () => {
     const words = state.filter.toLowerCase().split(/\s+/).filter(Boolean);
-    const text = (r) => `${r.name} ${r.kernel} ${r.module} ${r.class} ${r.phase} ${r.wall} ${r.shapes}`.toLowerCase();
+    const text = (r) => `${r.key} ${r.kernel} ${r.module} ${starred(r.module)} ${r.class} ${r.wall} ${r.shapes}`.toLowerCase();
     const rows = tables[state.sim].filter((r) => { const t = text(r); return words.every((w) => t.includes(w)); });
     const sign = state.dir === "asc" ? 1 : -1;
     const key = state.sort;
@@ -184,11 +188,12 @@
   }
   page.find = (words, go) => {
     $("#filter").value = state.filter = words;
-    page.show("");
+    const row = go && tables[state.sim].find((r) => r.key === words);
+    page.show(row ? row.key : "", row && starred(row.module));
     update();
     if (go) $("#filter").scrollIntoView({ block: "center" });
   };
-  $("#filter").oninput = (event) => { state.filter = event.target.value; update(); };
+  $("#filter").oninput = (event) => { state.filter = event.target.value; page.show(""); update(); };
   $("#more").onclick = () => { showAll = true; renderTable(); };
   const follow = () => {
     const part = location.hash.startsWith("#part-") && document.getElementById(location.hash.slice(1));

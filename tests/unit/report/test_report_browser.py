@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 from base64 import b64encode
+from dataclasses import replace
 from hashlib import sha256
 from html import unescape
 
@@ -12,7 +13,7 @@ import pytest
 from memwall.report import render
 from tests.unit.places import CHROMIUM
 from tests.unit.processes import HANGS_S
-from tests.unit.report_fixture import make_profile
+from tests.unit.report_fixture import HOSTILE_MODULE, make_profile
 
 pytestmark = pytest.mark.browser
 
@@ -72,6 +73,46 @@ def test_the_pointer_is_told_all_that_is_known_of_a_kernel(page, visit):
     """)  # fmt: skip
     assert "2 kernels, 4.29 GFLOP, 8.39 MB read and 4.19 MB written" in said
     assert "limited by compute" in said and "80 % range" in said
+
+
+def test_kernels_of_one_name_in_one_module_are_told_apart(page, visit):
+    """Forward and backward of a product: the time that a mark's title has is that of the details below it."""
+    titles = visit(page, """
+        return shown(every('svg.chart circle[data-key^="aten.mm"]')).map((mark) => {
+            mark.dispatchEvent(new PointerEvent("pointermove", { clientX: 9, clientY: 9, bubbles: true }));
+            const [title, , times] = one("#tip").textContent.split("\\n");
+            return [/[\\d.]+ us/.exec(title)[0], times.split(" (")[0], mark.dataset.key.split(" ")[2]];
+        });
+    """)  # fmt: skip
+    assert {phase for *_, phase in titles} == {"forward", "backward"}
+    assert all(title == times for title, times, _ in titles)
+
+
+def test_a_mark_that_is_clicked_stands_out_in_every_picture(page, visit):
+    """Of the roofline one mark is left, of the timeline its kernels; what is typed into the filter ends it."""
+    marks, lanes, after = visit(page, """
+        const mark = shown(every('svg.chart circle[data-key^="aten.mm"]'))[0], key = mark.dataset.key;
+        mark.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+        const lit = (label) => [...new Set(shown(every(`svg.chart[aria-label$="${label}"] [data-key]:not(.miss)`))
+            .map((each) => each.dataset.key === key))];
+        const said = [lit("roofline"), lit("the step over time")];
+        type(one("#filter"), "");
+        return [...said, every("svg.chart .miss").length];
+    """)  # fmt: skip
+    assert (marks, lanes, after) == ([True], [True], 0)
+
+
+def test_each_module_of_a_flame_graph_finds_its_kernels(visit):
+    """One has an override of the direction of text in its name, and a row of the table a number for the star."""
+    plain = make_profile()
+    (graph,) = plain.graphs
+    ops = tuple(replace(op, module="odd\u202ename") if op.module == HOSTILE_MODULE else op for op in graph.ops)
+    odd = replace(plain, graphs=(replace(graph, ops=ops),))
+    found = visit(render(odd, "html"), """
+        const boxes = shown(every('svg.chart[aria-label$="flame graph of modules by time"] rect[data-key^="zoom:"]'));
+        return boxes.map((box) => { box.dispatchEvent(new MouseEvent("click", { bubbles: true })); return rows(); });
+    """)  # fmt: skip
+    assert len(found) > 4 and min(found) > 0
 
 
 def test_modules_are_found_by_a_regular_expression_with_their_share(page, visit):
@@ -144,6 +185,17 @@ def test_a_picture_is_saved_in_the_colours_that_it_has(page, visit):
     assert [each.rpartition(".")[2] for each in name] == ["svg", "png"]
     assert text.startswith("<svg") and "var(--" not in text and "<title>" in text
     assert png == ["image/png", True]
+
+
+def test_each_picture_is_saved_under_a_name_of_its_own(page, visit):
+    names = visit(page, """
+        const names = [];
+        HTMLAnchorElement.prototype.click = function () { names.push(this.download); };
+        for (const line of every("p.save.wide")) line.querySelector("button").click();
+        return names;
+    """)  # fmt: skip
+    assert len(names) > 10 and len({*names}) == len(names)
+    assert "old-roofline.svg" in names
 
 
 def test_contents_lead_to_what_is_shown(page, visit):

@@ -1,24 +1,30 @@
 """Pictures: valid, the same bytes each time, labels that keep off each other. Looked at by eye besides."""
 
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
 
 from memwall.analysis.modules import module_tree
+from memwall.analysis.table import KernelRow, rows_and_kernels
 from memwall.core.errors import UsageError
+from memwall.core.graph import Graph
+from memwall.fusion import eager_plan
 from memwall.record.kernels import kernel_phase
 from memwall.report import render
 from memwall.report.figures.colors import SIGN_COLORS
+from memwall.report.figures.found import found_by
 from memwall.report.figures.labels import Box, LabelLine, Placer
 from memwall.report.figures.modules import difference_chart
-from memwall.report.figures.profile import compute_roofs, memory_roofs, roofline_since
+from memwall.report.figures.profile import compute_roofs, earlier_rows, memory_roofs, roofline_since
 from memwall.report.figures.scene import drawn
 from memwall.report.figures.svg import to_svg
 from memwall.report.figures.timeline import LaneMark, _merged, timeline_chart
 from memwall.report.pages.profile_tables import peak_tensors
+from memwall.simulate.schedule import simulate
 from memwall.sweeping.compare import compare_gpus, compare_profile
-from tests.unit.report_fixture import NEW, OLD, make_profile
+from tests.unit.report_fixture import NEW, OLD, TENSOR, Builder, make_profile
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -123,6 +129,39 @@ def test_a_kernel_has_an_arrow_from_where_it_was(profile):
     assert "baseline, " in svg and "→ now" in svg
     same = to_svg(drawn(roofline_since(profile, new, profile, new), width=1000.0))
     assert same.count("<polyline") < svg.count("<polyline")
+
+
+def _backward(rows: int) -> list[KernelRow]:
+    """The gradients of a product of ``rows`` x 1024 by 1024 x 1024: two products of one name in one module."""
+    b, n = Builder(), 1024
+    grad, weight, x = b.value((rows, n)), b.value((n, n), "parameter"), b.value((n, rows))
+    for left, right, shape in ((grad, weight, (rows, n)), (x, grad, (n, n))):
+        b.op("aten.mm", "contraction", "backward", "proj", (left, right), (b.value(shape),), {TENSOR: 2 * rows * n * n})
+    graph, costs = Graph(tuple(b.values), tuple(b.storages), tuple(b.ops), (grad,), (weight,), ()), tuple(b.costs)
+    schedule = simulate(graph, eager_plan(graph, costs), OLD)
+    profile = replace(make_profile((OLD,)), graphs=(graph,), costs=(costs,), simulations=(schedule,))
+    return [row for row, _ in rows_and_kernels(profile, schedule)]
+
+
+def test_each_gradient_of_a_product_was_the_same_gradient_earlier():
+    """A baseline of another batch: both rows are ``aten.mm`` of ``proj`` in backward."""
+    assert [row.shapes for row in earlier_rows(_backward(64), _backward(512))] == [
+        "f16[64,1024] f16[1024,1024]", "f16[1024,64] f16[64,1024]",
+    ]  # fmt: skip
+
+
+def test_nothing_is_said_of_earlier_where_one_of_two_is_gone():
+    both = _backward(64)
+    assert earlier_rows(both, both[:1]) == [None]
+
+
+def test_each_row_is_found_by_words_of_its_own(profile):
+    """Forward and backward of ``blocks.*.proj`` are both ``aten.mm``; equal rows are numbered."""
+    rows = [row for row, _ in rows_and_kernels(profile, profile.simulation("old"))]
+    keys = [each.key for each in found_by(rows)]
+    assert len({*keys}) == len(keys)
+    assert "aten.mm blocks.*.proj forward 1024x1024" in keys
+    assert [each.key.rpartition(" ")[2] for each in found_by(rows[:1] * 2)] == ["#1", "#2"]
 
 
 def test_a_differential_flame_graph_says_what_costs_more_and_less(profile):
