@@ -211,7 +211,7 @@ def _speed_table(comparison: Comparison) -> Table:
     first, second, others = ANSWERS["profile"][""].split(" ", 2)
     ranges = [_speedup_range(e, "{}-{}", col.NOTHING) for e in entries]
     columns = [
-        *col.of(entries, ": label name"),
+        _labels(entries),
         *_figures(entries, f"{first} {second}"),
         *col.of(entries, "speedup"),
         *col.known([(Column("80 % range", "x"), ranges)]),
@@ -220,6 +220,15 @@ def _speed_table(comparison: Comparison) -> Table:
     words = f"time: modeled; bound: speed of light; speed-up: over {comparison.baseline}"
     notes = words, _range_note(entries), _mfu_note(entries)
     return col.table("", columns, "; ".join(filter(None, notes)))
+
+
+def _heading(entries: Sequence[Entry]) -> str:
+    """What a column of labels has above it."""
+    return "GPU" if all(entry.label == entry.gpu for entry in entries) else "step"
+
+
+def _labels(entries: Sequence[Entry]) -> col.CellColumn:
+    return col.names(_heading(entries), [entry.label for entry in entries])
 
 
 def _figures(entries: Sequence[Entry], names: str) -> list[col.CellColumn]:
@@ -238,7 +247,7 @@ def _calibration_table(entries: Sequence[Entry]) -> list[Table]:
     hosts = [entry.host for entry in known]
     texts = col.text("calibrated", [entry.calibrated for entry in known], wraps=True)
     named = [col.text("host", hosts)] if any(hosts) else []
-    return [col.table("Calibration", [*col.of(known, ": label name"), *named, texts])] if known else []
+    return [col.table("Calibration", [_labels(known), *named, texts])] if known else []
 
 
 def _mfu_note(entries: Sequence[Entry]) -> str:
@@ -252,7 +261,8 @@ def _of_first(entries: Sequence[Entry], field: str) -> col.CellColumn:
 
 def _work_table(entries: Sequence[Entry]) -> Table:
     columns = [
-        *col.of(entries, ": label name, kernels, flops"),
+        _labels(entries),
+        *col.of(entries, "kernels, flops"),
         _of_first(entries, "flops"),
         *col.of(entries, "dram_bytes"),
         _of_first(entries, "dram_bytes"),
@@ -263,16 +273,16 @@ def _work_table(entries: Sequence[Entry]) -> Table:
 def _kind_tables(entries: Sequence[Entry]) -> list[Table]:
     """Kernels of each entry by what they hold, and their time."""
     kinds = [kind for kind in KINDS if any(kind in entry.kind_kernels for entry in entries)]
-    labels = col.of(entries, ": label name")
+    labels = _labels(entries)
     note = "fused: in one kernel with other ops; reductions: norms too; a kernel with a matmul counts under matmuls"
     like = [time_s for entry in entries for time_s in entry.kind_s.values()]
     counts = [col.plain(kind, [entry.kind_kernels.get(kind, 0) for entry in entries]) for kind in kinds]
     times = [col.seconds(kind, [entry.kind_s.get(kind, 0.0) for entry in entries], like=like) for kind in kinds]
-    return [col.table("Kernels", [*labels, *counts], note), col.table("Time", [*labels, *times])]
+    return [col.table("Kernels", [labels, *counts], note), col.table("Time", [labels, *times])]
 
 
 def _wall_table(entries: Sequence[Entry]) -> Table:
-    columns = [*col.of(entries, ": label name"), *_figures(entries, ANSWERS["profile"]["Walls and memory"])]
+    columns = [_labels(entries), *_figures(entries, ANSWERS["profile"]["Walls and memory"])]
     places: dict[str, list[str]] = {}
     for entry in entries:
         if entry.peak_at:
@@ -299,10 +309,8 @@ def _lever_table(entries: Sequence[Entry]) -> list[Block]:
     found = [(entry, lever, not i) for entry, own in notable for i, lever in enumerate(own[:MAX_LEVERS])]
     rows = [lever for _, lever, _ in found]
     columns = [
-        col.names("of", [entry.label if is_first else "" for entry, _, is_first in found]),
-        *col.of(
-            rows, "would help: name name, kind: kind, saved: saved_s s, of the step: share %, option: options prose"
-        ),
+        col.names(_heading(entries), [entry.label if is_first else "" for entry, _, is_first in found]),
+        *col.of(rows, "lever: name name, kind: kind, saved: saved_s s, of the step: share %, option: options prose"),
     ]
     note = f"saved: by memwall profile with the option; {KIND_NOTE}"
     return [col.table("What would make it faster", columns, note)] if rows else []
@@ -317,7 +325,7 @@ def _cost_table(entries: Sequence[Entry]) -> Table:
     energy, costs = ANSWERS["profile"]["Energy and cost"].split(" ", 1)
     drawn = _figures(entries, energy)
     over = [_of_first(entries, energy)] * len(drawn)
-    return col.table("", [*col.of(entries, ": label name"), *drawn, *over, *_figures(entries, costs)])
+    return col.table("", [_labels(entries), *drawn, *over, *_figures(entries, costs)])
 
 
 def _flip_block(flips: Sequence[Flip], entries: Sequence[Entry]) -> Table | Sentence:

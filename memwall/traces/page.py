@@ -16,7 +16,7 @@ import memwall.report.columns as col
 from memwall.core.errors import UsageError
 from memwall.core.files import json_pieces
 from memwall.core.graph import Pipe
-from memwall.core.units import bandwidth, counted, duration, flop_rate, percent, size
+from memwall.core.units import bandwidth, counted, duration, flop_rate, percent
 from memwall.perfmodel.roofline import LINK
 from memwall.report.document import Block, Document, Picture, Section, Sentence, Table, known_facts
 from memwall.report.figures.picture import cut
@@ -232,11 +232,11 @@ def _collectives(analysis: TraceAnalysis) -> list[Section]:
         (
             row.message.op,
             row.message.ranks,
-            size(row.message.nbytes),
+            row.message.nbytes,
             len(row.seconds),
             row.measured_s,
             row.shortest_s,
-            bandwidth(row.bus_bytes_per_s),
+            row.bus_bytes_per_s,
             row.link_share,
             row.modeled.time_s if row.modeled else None,
         )
@@ -250,7 +250,7 @@ def _collectives(analysis: TraceAnalysis) -> list[Section]:
     table = col.listing(
         "Collectives",
         cells,
-        "collective: 0, ranks: 1, message: 2, count: 3 count, all: 4 s, shortest: 5 s, bus: 6, of the links: 7 %,"
+        "collective: 0, ranks: 1, message: 2 B, count: 3 count, all: 4 s, shortest: 5 s, bus: 6 B/s, of the links: 7 %,"
         " modeled: 8 s like 5",
         note,
         left=len(analysis.collectives) - len(rows),
@@ -379,7 +379,11 @@ def _gap_section(analysis: TraceAnalysis) -> list[Section]:
     shown = sorted(causes.items(), key=lambda item: (-sum(item[1]), item[0]))[:_GAPS]
     rows = [(cause, len(times), sum(times), max(times)) for cause, times in shown]
     specs = "what the CPU did when it ended: 0 name, gaps: 1 count, in all: 2 s, longest: 3 s"
-    text = f"{counted(len(gaps), 'gap')}, {duration(analysis.gap_s)} in which no stream ran anything"
+    outside_s = analysis.trace.span_us * _US * len(analysis.trace.busy_us) - analysis.busy_s - analysis.gap_s
+    text = (
+        f"{counted(len(gaps), 'gap')}, {duration(analysis.gap_s)} in which no stream ran anything;"
+        f" {duration(round(outside_s, 9))} more before the first kernel and after the last"
+    )
     return [Section("Exposed gaps", (Sentence(text), col.listing("", rows, specs)))]
 
 

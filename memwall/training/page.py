@@ -102,11 +102,9 @@ class TrainingReport(Report):
     def _messages(self) -> Table | None:
         stage = self.found.step.pipeline.slowest
         sent = sorted(self.found.messages(stage).items(), key=lambda item: (-item[0][1] * item[1], item))
-        rows = [
-            (op, f"{ranks:,}", f"{count:,}", size(nbytes), size(count * nbytes)) for (op, nbytes, ranks), count in sent
-        ]
+        rows = [(op, ranks, count, nbytes, count * nbytes) for (op, nbytes, ranks), count in sent]
         note = f"of a GPU of stage {stage} in a step; message: as nccl-tests define its size"
-        specs = "collective: 0, GPUs: 1 right, count: 2 right, message: 3 right, in all: 4 right"
+        specs = "collective: 0, GPUs: 1 count, count: 2 count, message: 3 B, in all: 4 B"
         return col.listing("", rows, specs, note) if rows else None
 
     @property

@@ -36,9 +36,9 @@ def communication_blocks(profile: Profile, schedule: Schedule) -> list[Block]:
         col.text("ranks", [row.group for row in rows]),
         col.text("link", [row.link for row in rows]),
         col.plain("count", [row.count for row in rows]),
-        col.text("message", [size(row.nbytes) for row in rows]),
-        col.text("time", [duration(row.whole_s / row.count) for row in rows]),
-        col.text("exposed", [duration(row.exposed_s) for row in rows]),
+        *col.of(rows, "message: nbytes B"),
+        col.seconds("time", [row.whole_s / row.count for row in rows]),
+        *col.of(rows, "exposed: exposed_s s"),
         col.text("taken", [row.taken for row in rows]),
     ]
     is_taken = any(row.taken for row in rows)
@@ -55,12 +55,10 @@ def rank_section(traced: Mapping[int, Profile], step: PipelineStep | None) -> Se
     rows = rank_rows(traced, step)
     columns = [
         col.text("rank", [str(row.rank) for row in rows]),
-        col.text("time", [duration(row.time_s) for row in rows]),
-        col.text("exposed", [duration(row.exposed_s) for row in rows]),
-        col.text("waits", [duration(row.waits_s) for row in rows]),
-        col.text("state", [size(row.state_bytes) for row in rows]),
-        col.text("peak", [size(row.peak_bytes) for row in rows]),
-        col.plain("in flight", [row.in_flight for row in rows]),
+        *col.of(
+            rows, "time: time_s s, exposed: exposed_s s, waits: waits_s s, state: state_bytes B, peak: peak_bytes B"
+        ),
+        *col.of(rows, "in flight: in_flight count"),
     ]
     table = col.table("Ranks", columns if step else columns[:3] + columns[4:-1], f"{_RANKS_NOTE}; {_alike(rows)}")
     return Section("", (table, Sentence(pipeline_text(step))) if step else (table,))

@@ -146,8 +146,8 @@ def memory_table(profile: Profile, schedule: Schedule) -> Table:
         note += f"; peak {place}"
         note += _SIMULATED if schedule.policy in COMPILING else ""
     columns = [
-        col.text("", held),
-        (Column(""), [size(count) for count in held.values()]),
+        col.text("memory", held),
+        col.si("bytes", "B", [*held.values()]),
         col.percent("of the peak", [count / m.total if m.total else 0.0 for count in held.values()]),
     ]
     return col.table("Peak memory", columns, note)
