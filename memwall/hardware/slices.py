@@ -1,9 +1,9 @@
 """Slices of TPU pods as clusters: ``tpu-v5e-16x16``, ``tpu-v4-4x4x8`` and any other size that a pod has.
 
-Chips of a slice are joined by links along the axes of a torus (ICI); slices by the networks of their hosts (DCN). An
-axis is a ring where its length is a multiple of ``ici_ring`` of the TPU, of three axes only where all are (optical
-switches close rings of whole cubes); else it is a line (JAX scaling book, "How to think about TPUs"). A slice counts
-as a node. How well XLA's collectives use a link is one protocol, ``torus``.
+Chips of a slice are joined by links along the axes of a torus (ICI), and slices by the networks of their hosts (DCN).
+An axis is a ring where its length is a multiple of ``ici_ring`` of the TPU, else it is a line. Three axes are rings
+only where all can be, since optical switches close rings of whole cubes (JAX scaling book, "How to think about TPUs").
+A slice counts as a node. How well XLA's collectives use a link is one protocol, ``torus``.
 """
 
 from __future__ import annotations

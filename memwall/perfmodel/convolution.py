@@ -3,28 +3,29 @@
 The library has several engines and a heuristic that takes a fast one; :func:`predict` takes the fastest of the engines
 that serve the launch (:data:`_ENGINES`):
 
-- the implicit GEMM, ``[images x places, channels x window] x [channels x window, channels]``, in tiles of one block;
-- Winograd in stages (Lavin and Gray 2015): input and weights are transformed, the matmuls of all points of the
-  transformed squares make 4 x 4 outputs each (5 x 5 of windows of 5), and those are transformed back. For windows of 3
-  that is a quarter of the multiplies, but 36/16 of each tensor is written and read between the stages;
-- Winograd F(2 x 2, 3 x 3) in one kernel: a block transforms what it loads and keeps it, 32 squares for 32 channels. It
-  spares only 5 of 9 multiplies, but moves no more than an implicit GEMM, and serves few channels well;
-- the direct kernel, an implicit GEMM that computes every operand's address and loads it when it needs it: what serves
-  three dimensions without tensor cores, but for data gradients of many channels at unit stride, and data gradients with
-  a stride of few channels.
+- The implicit GEMM, ``[images x places, channels x window] x [channels x window, channels]``, in tiles of one block.
+- Winograd in stages (Lavin and Gray 2015). Input and weights are transformed, matmuls over the points of the
+  transformed squares make 4 x 4 outputs each (5 x 5 for windows of 5), and the outputs are transformed back. For
+  windows of 3 it needs a quarter of the multiplies, but writes and reads 36/16 of each tensor between the stages.
+- Winograd F(2 x 2, 3 x 3) in one kernel. A block transforms what it loads and keeps it, 32 squares for 32 channels. It
+  spares only 5 of 9 multiplies, but moves no more than an implicit GEMM, and serves few channels well.
+- The direct kernel, an implicit GEMM that computes every operand's address and loads it when it needs it. It serves
+  three dimensions without tensor cores, except for data gradients of many channels at unit stride. It also serves data
+  gradients with a stride of few channels.
 
-Tensor cores want channels last, and before TF32 the kernels for vector units NCHW: tensors in the other layout are
-copied before, and the result back, but for windows of one place (torch.compile lays tensors out for tensor cores; the
-convolutions of half of KernelBench's modules on a T4 are 27 % off in the median without these copies, 15 % with them).
+Tensor cores want channels last; kernels for vector units want NCHW, up to TF32. A tensor in the other layout is copied
+before, and the result is copied back, except for windows of one place. torch.compile lays tensors out for tensor cores.
+The copies lower the median error of half of KernelBench's modules with convolutions on a T4 from 27 % to 15 %.
 
-Winograd serves ungrouped square windows of 3 and 5 at unit stride on vector engines (in one kernel windows of 3,
-forward and where the library searched the input's gradient); every fp16 row of DeepBench on tensor cores is an implicit
-GEMM. A transposed convolution is the data gradient of another. With a stride in two dimensions the heuristic's float32
-kernels run over all taps of the window, of which 1 in ``stride`` along each axis meets an output (KernelBench: such
-gradients take ``stride^2`` times as long on a T4; DeepBench searched, and found kernels in which each phase of the
-stride has its own taps, as they have on tensor cores and in three dimensions, but none in float16 on vector units).
-Where the stride leaves places without any tap, they are zeroed before. Depthwise convolutions are no matmuls:
-:mod:`memwall.perfmodel.depthwise`.
+Winograd serves ungrouped square windows of 3 and 5 at unit stride on vector engines. Its one kernel serves windows of
+3, forward and where the library searched the input's gradient. Every fp16 row of DeepBench on tensor cores is an
+implicit GEMM. A transposed convolution is the data gradient of another.
+
+With a stride in two dimensions the heuristic's float32 kernels run over all taps of the window, of which 1 in
+``stride`` along each axis meets an output: such gradients take ``stride^2`` times as long on a T4 (KernelBench). A
+search, as DeepBench's, finds kernels in which each phase of the stride has its own taps, but none in float16 on vector
+units. Tensor cores and three dimensions have such kernels too. Places that the stride leaves without any tap are zeroed
+before. Depthwise convolutions are no matmuls: :mod:`memwall.perfmodel.depthwise`.
 """
 
 from __future__ import annotations

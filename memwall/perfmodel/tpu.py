@@ -1,19 +1,19 @@
 """A kernel on a TPU: tiles of weights in the matrix units, ops of the vector unit, and traffic between HBM and VMEM.
 
 A matrix unit holds ``matrix_side`` squared weights and streams rows of activations past them, each row in the time that
-its share of the peak gives; weights, and the axis that is summed over, are padded to whole tiles, and fewer rows than
-``load_rows`` take as long as those, for the next weights to be loaded (JAX scaling book, "How to think about TPUs",
-appendix B). XLA holds the operand of which fewer tiles pass. Windows of operands are copied to VMEM, and of results
-back, while others are computed: a kernel takes the longer of both, and the first window::
+its share of the peak gives. Weights, and the axis that is summed over, are padded to whole tiles. Fewer rows than
+``load_rows`` take as long as that many, because the next weights have to be loaded (JAX scaling book, "How to think
+about TPUs", appendix B). XLA holds the operand of which fewer tiles pass. Windows of operands are copied to VMEM, and
+windows of results back, while others are computed. A kernel takes the longer of both, and the first window::
 
     compute_s = the longer of tiles x rows over the rate of the matrix units, and ops over the rate of the vector unit
     memory_s  = bytes that are not in VMEM at the bandwidth of HBM, others at VMEM's
     ends_s    = the first windows, which nothing overlaps
 
 Arrays are padded in HBM (:func:`padding`): the last two axes to tiles of 8 x 128 numbers of 32 bits, or more rows of
-narrower ones. XLA chooses which axes these are; the pair with the least padding is taken. A transposition, which the
-cross-lane unit does on the way, costs its traffic. What is looked up by its index is a request of its own, of which a
-core makes one in a clock (appendix C there): rows hide it, single numbers do not (:func:`requests`). Scaled
+narrower ones. XLA chooses which axes these are; the pair with the least padding is taken. A transposition costs its
+traffic, since the cross-lane unit does it on the way. Each look-up by an index is a request of its own, and a core
+makes one in a clock (appendix C there); rows hide that time, single numbers do not (:func:`requests`). Scaled
 dot-product attention is the kernel of Pallas, in blocks.
 
 Ops that PyTorch would launch one by one are priced as XLA would compile each; none waits for a host.

@@ -1,13 +1,14 @@
 """Streams on one GPU: kernels that run while a link carries messages, and what of the messages nothing hides.
 
 A stream runs its kernels in order, each after kernels of other streams that it waits for. The GPU computes one kernel
-at a time, whichever stream is ready first, so that streams add no arithmetic; each link carries one message at a time
-each way, while the GPU computes. Seconds in which the GPU computes nothing are charged to the messages that are under
-way then, first to messages that the next kernel waits for (they are exposed), and what remains to that kernel: it waits
-for the CPU. So the seconds of all kernels add up to the step's. A message under way takes a share of the
-multiprocessors and of the memory's bandwidth from the kernels next to it, and is charged what they take longer. So is
-a copy that a TPU's program starts ahead of what waits for it: engines of their own move it (JAX scaling book), and take
-memory's bandwidth alone.
+at a time, whichever stream is ready first, so that streams add no arithmetic. Each link carries one message at a time
+each way, while the GPU computes.
+
+The seconds of all kernels add up to the step's. Seconds in which the GPU computes nothing are charged to the messages
+under way (they are exposed), first to messages that the next kernel waits for. What remains is charged to that kernel,
+which waits for the CPU. A message under way takes a share of the multiprocessors and of the memory's bandwidth from the
+kernels next to it, and is charged what they take longer. On a TPU engines of their own move what a program copies ahead
+of its use (JAX scaling book): such a copy takes memory's bandwidth alone.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
-"""The ranks of a layout: the stages that each has, what it sends to others that have the same numbers, and its memory:
-what it keeps of parameters, what its microbatches in flight leave, and what comes on top of that at the worst moment.
+"""The ranks of a layout: the stages that each has, what it sends to others that have the same numbers, and its memory.
 
-That moment is in one of its blocks, while the activations of later ones are free already: the block's own are whole
-(computed again, if not kept), next to results that die in their pass, such as gradients of activations. Gradients stay
-allocated from step to step and are what is sent, as the buckets of Megatron-LM and of ``gradient_as_bucket_view`` are.
-With ``fsdp=optimizer`` they are whole and summed once a step, as Megatron-LM's distributed optimizer does (ZeRO-1).
-With ``fsdp=grad`` gradients of each microbatch are scattered and added to a share (ZeRO-2, FSDP's ``SHARD_GRAD_OP``):
-so weights are whole, gradients only until they are scattered. Where weights are sharded, too (``fsdp=full``,
-ZeRO-3), weights around the layers are gathered once, and weights of two layers at a time.
+A rank's memory holds its parameters, what its microbatches in flight leave, and what comes on top at the worst moment.
+That moment is in one of its blocks, while the activations of later ones are free already. The block's own activations
+are whole (computed again, if not kept), next to results that die in their pass, such as gradients of activations.
+Gradients stay allocated from step to step and are what is sent, as the buckets of Megatron-LM and of
+``gradient_as_bucket_view`` are. What the replicas share changes what a rank holds:
+
+- ``fsdp=optimizer``: gradients are whole and summed once a step, as in Megatron-LM's distributed optimizer (ZeRO-1).
+- ``fsdp=grad``: gradients of each microbatch are scattered and added to a share (ZeRO-2, FSDP's ``SHARD_GRAD_OP``).
+  Weights are whole, gradients only until they are scattered.
+- ``fsdp=full``: weights are sharded too (ZeRO-3). Weights around the layers are gathered once, and weights of two
+  layers at a time.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Context parallelism for any module: each rank has a part of every sequence, and attention goes around a ring.
 
-As in Liu et al., 2023 (ring attention) and TransformerEngine: in each of as many steps as there are ranks, a rank's
-queries meet the keys and values of another rank, which arrive, in one message, while the step before runs. In backward
+There are as many steps as ranks, as in Liu et al., 2023 (ring attention) and TransformerEngine. In each step a rank's
+queries meet the keys and values of another rank, which arrive in one message while the step before runs. In backward
 they go around again, with their gradients. Each rank has a chunk from the front and one from the back of a sequence, so
-that causal attention is half of the whole for all of them in every step. Attention is found where the module calls
-``torch.nn.functional.scaled_dot_product_attention``.
+that in every step causal attention is half of full attention for each of them. Attention is found where the module
+calls ``torch.nn.functional.scaled_dot_product_attention``.
 """
 
 from __future__ import annotations

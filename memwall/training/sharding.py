@@ -1,11 +1,11 @@
 """The module of one rank of any module. Tensor parallelism: which of its linear layers are split by columns and which
 by rows is found in a trace.
 
-As in Megatron-LM (Shoeybi et al., 2019; Korthikanti et al., 2022): a layer is split by columns where its result passes
-through element-wise ops and attention, head by head, to another linear layer, which is split by rows and sums the
-ranks' results. With sequence parallelism what lies between such groups is split along the sequence. The embedding of
-tokens and the head are split along the vocabulary, and so is a cross-entropy loss of the model's own. All other layers,
-and heads over something else (classes of sequences), are whole on each rank, and each computes them.
+The split is Megatron-LM's (Shoeybi et al., 2019; Korthikanti et al., 2022). A layer is split by columns where its
+result passes through element-wise ops and attention, head by head, to another linear layer. That one is split by rows
+and sums the ranks' results. With sequence parallelism everything between such groups is split along the sequence. The
+embedding of tokens and the head are split along the vocabulary, and so is a cross-entropy loss of the model's own. All
+other layers, and heads over something else (classes of sequences), are whole on each rank, and each computes them.
 """
 
 from __future__ import annotations

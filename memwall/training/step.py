@@ -2,16 +2,16 @@
 memory of each rank (the latter in :mod:`memwall.training.memory`).
 
 The pipeline of microbatches is simulated (:mod:`memwall.simulate.pipeline`). Gradients are summed over the replicas
-block by block while the last backward pass runs (with ``fsdp=grad`` and ``full`` the backward pass of each), and what
-does not fit next to it is exposed; weights that are sharded are gathered one block ahead. Both run in streams
-(:mod:`memwall.simulate.streams`), where a collective takes its multiprocessors from the blocks next to it: what these
-take longer counts as exposed, too. Of exchanges of parts of a matmul (asynchronous tensor parallelism) three quarters
-of what could be hidden is, on TPUs all. Ranks that share matmuls send a part each of what the next stage reads, which
-is gathered there.
+block by block while the last backward pass runs, with ``fsdp=grad`` and ``full`` while each backward pass runs. Sharded
+weights are gathered one block ahead. Both run in streams (:mod:`memwall.simulate.streams`), where a collective takes
+multiprocessors from the blocks next to it. What does not fit beside the blocks is exposed, and so is what they take
+longer. Asynchronous tensor parallelism, which exchanges parts of a matmul, hides three quarters of what could be
+hidden, and all of it on TPUs. Ranks that share matmuls each send a part of what the next stage reads, which is gathered
+there.
 
-With ``a2a_overlap`` a backward pass and the forward pass that follows it, of another microbatch, run together, and take
-the longer of what both compute and of the messages of both to experts of other ranks and back, which take their
-multiprocessors, too. The first passes forward and the last ones backward have nothing next to them.
+With ``a2a_overlap`` a backward pass runs together with the forward pass of another microbatch that follows it. The two
+take the longer of their arithmetic and of their messages to experts of other ranks and back. These messages take
+multiprocessors too. The first passes forward and the last ones backward have nothing next to them.
 """
 
 from __future__ import annotations

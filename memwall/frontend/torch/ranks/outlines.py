@@ -1,9 +1,9 @@
 """What the modules of a rank are, without running them: ranks whose modules are alike do the same step.
 
 An outline holds the classes of all modules, what they print of themselves, the shapes of their parameters and buffers
-on this rank, and their plain attributes. A number may differ between ranks that are alike if it grows by the same step
-from one to the next, as the number of a stage does, or by as many modules of its kind as the rank before has, as the
-number of a layer does. An outline does not show whether a forward function asks for its rank.
+on this rank, and their plain attributes. Ranks whose numbers differ are still alike if a number grows regularly from
+one rank to the next: by the same step, as the number of a stage does, or by as many modules of its kind as the rank
+before has, as the number of a layer does. An outline does not show whether a forward function asks for its rank.
 """
 
 from __future__ import annotations
