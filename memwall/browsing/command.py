@@ -15,6 +15,7 @@ from memwall.cli.parsing import Command
 from memwall.core.errors import UsageError
 from memwall.core.files import write_whole
 from memwall.core.process import end_if_forked
+from memwall.core.progress import listening
 
 if TYPE_CHECKING:
     from memwall.browsing.run import RecordFolder
@@ -57,7 +58,10 @@ def command(place: str, no_browser: bool, output: str | None, quiet: bool) -> No
             options.refuse_given("with -o, which serves nothing", "no_browser")
         file = plan_output(output, RecordsReport.kinds)
         folder = RecordFolder(path)
-        write_whole(file.path, render(RecordsReport(folder, whole=True), file.kind))
+        with listening(messages.progress):
+            page = render(RecordsReport(folder, whole=True), file.kind)
+        messages.clear()
+        write_whole(file.path, page)
         messages.say(f"wrote {file.path}")
         print_text(summary(folder.listed()))
         return

@@ -9,8 +9,9 @@ import memwall.report.columns as col
 from memwall.browsing.headlines import Headline
 from memwall.browsing.run import MOST_COMPARED, MOST_FILES, ListedRecord, RecordFolder, RecordList
 from memwall.core.errors import UsageError
+from memwall.core.progress import counting, tell
 from memwall.core.units import counted, few
-from memwall.report.document import Block, Document, Markup, Section, Sentence, Table, clean
+from memwall.report.document import Block, Document, Markup, Section, Sentence, Table
 from memwall.report.html import HtmlCell, escape
 from memwall.report.kinds import Report
 
@@ -60,15 +61,23 @@ class RecordsReport(Report):
         return [*([Markup(_COMPARE)] if ticked else []), table._replace(rows=rows)]
 
     def _told(self, records: Sequence[ListedRecord]) -> Iterator[Section]:
-        """What the newest records say, as their text has it."""
-        for record in records[:MOST_TOLD]:
-            yield Section("", (Markup(f'<h2 id="record-{record.number}">{escape(clean(record.place))}</h2>'),))
+        """What the newest records say, as their text has it: a section each, so that the contents list records."""
+        for record in counting(records[:MOST_TOLD], "reading records", tell):
+            blocks: list[Block] = [Markup(f'<a id="record-{record.number}"></a>')]
             try:
                 told = self.folder.page(record.number).document("text").whole
             except UsageError as error:
-                yield Section("", (Sentence(str(error)),))
-                continue
-            yield from (section for section in told if isinstance(section, Section))
+                blocks.append(Sentence(str(error)))
+            else:
+                blocks += (block for section in told if isinstance(section, Section) for block in _parts(section))
+            yield Section(record.place, blocks)
+
+
+def _parts(section: Section) -> Iterator[Block]:
+    """The blocks of a section, after its heading."""
+    if section.heading:
+        yield Markup(f"<h3>{escape(section.heading)}</h3>")
+    yield from section.blocks
 
 
 def error_document(message: str) -> Document:

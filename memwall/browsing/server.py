@@ -71,12 +71,14 @@ class _RecordPages(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """A page, to who has the token."""
         path, _, query = self.path.partition("?")
-        token, _, page = path.removeprefix("/").partition("/")
+        token, slash, page = path.removeprefix("/").partition("/")
         known = {f"{name}:{self.server.server_port}" for name in _LOOPBACK}
         if self.headers.get("Host", "").lower() not in known:
             self._answer(403, "this host is not served")
         elif not hmac.compare_digest(token.encode("utf-8", "replace"), self.server.token.encode()):
             self._answer(403, "the address lacks the token that memwall open has printed")
+        elif not slash:
+            self._answer(301, "", Location=f"/{token}/")
         else:
             self._page(page, query)
 
@@ -97,12 +99,12 @@ class _RecordPages(BaseHTTPRequestHandler):
         self.close_connection = True
         self._answer(code, "only GET is served")
 
-    def _answer(self, code: int, text: str, kind: str = "text/plain; charset=utf-8") -> None:
+    def _answer(self, code: int, text: str, kind: str = "text/plain; charset=utf-8", **more: str) -> None:
         body = text.encode("utf-8", "replace")
         self.send_response(code)
         policy = policy_of(text) + _POLICY
         own = {"Content-Type": kind, "Content-Length": str(len(body)), "Content-Security-Policy": policy}
-        for header, value in {**own, **_HEADERS}.items():
+        for header, value in {**own, **_HEADERS, **more}.items():
             self.send_header(header, value)
         self.end_headers()
         if self.command != "HEAD":

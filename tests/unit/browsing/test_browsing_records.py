@@ -11,6 +11,7 @@ from memwall.analysis.verdict import verdict
 from memwall.browsing.page import RecordsReport
 from memwall.browsing.run import RecordFolder
 from memwall.core.errors import UsageError
+from memwall.core.progress import listening
 from memwall.record.format import outline
 from memwall.report import render
 from memwall.report.html import escape
@@ -214,11 +215,27 @@ def test_what_is_no_profile_is_not_compared(place):
 def test_one_file_has_what_each_record_says_and_asks_no_server(place):
     page = render(RecordsReport(RecordFolder(place), whole=True), "html")
     (number,) = {record.number for record in RecordFolder(place).listed().records if record.place == "a.json"}
-    assert f'href="#record-{number}"' in page and f'<h2 id="record-{number}">a.json</h2>' in page
+    assert f'href="#record-{number}"' in page and f'<h2>a.json</h2><a id="record-{number}"></a>' in page
     assert "record?n=" not in page and 'type="checkbox"' not in page
     profile = make_profile()
     told = re.sub('</?code>|<span class="kept">|</span>', "", page).replace("\N{NO-BREAK SPACE}", " ")
     assert escape(verdict(profile, profile.simulations[0]).text) in told
+
+
+def test_the_contents_of_one_file_are_its_records(place):
+    """Parts of records, which are called alike, are not among them."""
+    page = render(RecordsReport(RecordFolder(place), whole=True), "html")
+    contents = page.partition('<nav id="contents"')[2].partition("</nav>")[0]
+    assert re.findall(r'">([^<]+)</a>', contents) == [
+        "Records that cannot be read", "bert.jsonl", "deep/b.json.gz", "a.json",
+    ]  # fmt: skip
+
+
+def test_it_is_said_how_many_records_are_read(place):
+    said: list[str] = []
+    with listening(said.append):
+        render(RecordsReport(RecordFolder(place), whole=True), "html")
+    assert said[:2] == ["reading records, 0 of 3", "reading records, 1 of 3"]
 
 
 def test_names_of_records_are_escaped(tmp_path):

@@ -58,6 +58,12 @@ def test_the_list_the_records_and_a_comparison_are_pages(server, ask):
     assert "<title>compare: " in ask(f"{top}compare?n={first}&n={second}")[2]
 
 
+def test_an_address_that_lacks_its_last_slash_leads_to_the_list(server, ask):
+    """Links of the list are relative to it."""
+    code, headers, _ = ask(f"/{server.token}")
+    assert (code, headers["Location"]) == (301, f"/{server.token}/")
+
+
 @pytest.mark.parametrize("path", ["/", "//", "/x/", "/{other}/", "/{other}/record?n=1", "/{token}x/", "/../{token}/"])
 def test_who_has_not_the_token_gets_nothing(server, ask, path):
     code, _, text = ask(path.format(token=server.token, other="A" * len(server.token)))
