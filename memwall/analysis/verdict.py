@@ -12,7 +12,7 @@ from memwall.analysis.communication import message_rows
 from memwall.analysis.levers import HOST, NOTABLE, Lever, as_would, bound_by, by_kind, levers
 from memwall.analysis.pipes import main_pipe, mfu_base
 from memwall.analysis.table import share, sums
-from memwall.core.units import bandwidth, counted, duration, flops, listed, percent, size
+from memwall.core.units import bandwidth, counted, duration, flops, percent, size
 from memwall.perfmodel.roofline import LINK, Estimate, launch_floor_s
 from memwall.record.kernels import peak_place, wall_shares
 from memwall.record.profile import Profile
@@ -86,7 +86,7 @@ def _hosted(binding: Lever | None, found: Sequence[Lever], schedule: Schedule) -
 
 
 def named(found: Sequence[Lever], time_s: float) -> str:
-    """``Fusion by memwall would save 454.48 us of the 1.09 ms (41.9 %, --policy memwall); then ...``, of the largest
+    """``Fusion by memwall would save 454.48 us of the 1.09 ms (41.9 %, --policy memwall); or ...``, of the largest
     levers, a bound among them where there is nothing else."""
     some = [lever for lever in by_kind(found) if saving(lever.saved_s)]
     reached = [lever for lever in some if lever.kind != "bound"] or some
@@ -97,9 +97,9 @@ def named(found: Sequence[Lever], time_s: float) -> str:
     first, *others = largest
     text = f"{capital(first.name)} would save {saving(first.saved_s)} of the {duration(time_s)}"
     text += f" ({percent(first.share)}, {first.options})"
-    for kind, joined in (first.kind, "then"), *((kind, _OTHERS[kind]) for kind in _OTHERS if kind != first.kind):
+    for kind, joined in (first.kind, "or"), *((kind, _OTHERS[kind]) for kind in _OTHERS if kind != first.kind):
         told = [f"{lever.name} {saving(lever.saved_s)} ({lever.options})" for lever in others if lever.kind == kind]
-        text += f"; {joined} {listed(told)}" if told else ""
+        text += f"; {joined} {' or '.join(told)}" if told else ""
     return f"{text}."
 
 

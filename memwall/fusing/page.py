@@ -17,12 +17,13 @@ from memwall.fusing.plan_diff import PlanDiff
 from memwall.fusing.rewrites import Family
 from memwall.fusing.run import FusedProfile, Refused, refused_by_rule
 from memwall.fusion import Plan
-from memwall.record.kernels import collapse, fit_text, short_name
+from memwall.record.kernels import collapse, fit_text, short_name, wall_shares
 from memwall.report.document import Block, Document, Facts, Picture, Section, Sentence, Table, known_facts
 from memwall.report.figures.profile import profile_chart, waterfall_chart
 from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
 from memwall.report.pages import fusion
+from memwall.report.pages.glance import binding_fact, first_fact, glance, held_of
 from memwall.report.pages.profile_text import host_text, inputs_text, lever_tables
 from memwall.report.text import to_text
 from memwall.simulate.schedule import Schedule
@@ -100,7 +101,10 @@ class FusedReport(Report):
         picture = [_waterfall(policies, schedule)] if drawn and schedule in fusion.explained(policies) else []
         eager = verdict(profile, policies.eager)
         memory = Sentence(f"{schedule.policy} {fit_text(schedule)}.", strong=not schedule.fits)
-        return [*self._told(), memory, Sentence(f"eager: {eager.text}"), *lever_tables(eager), *picture]
+        binds = binding_fact(eager.levers, wall_shares(policies.eager), policies.eager.totals.time_s)
+        first = first_fact([lever for lever in eager.levers if lever.options == f"--policy {schedule.policy}"])
+        seen = [glance(binds, first, held_of(schedule))] if drawn else []
+        return [*self._told(), *seen, memory, Sentence(f"eager: {eager.text}"), *lever_tables(eager), *picture]
 
     def _asked(self, top: int) -> list[Section]:
         """What only an option brings: kernels compiled, other forms of the model, what-ifs."""

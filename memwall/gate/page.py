@@ -16,12 +16,13 @@ from memwall.gate.comment import gate_comment, gate_summary
 from memwall.gate.forges import CONFIG, gate_code_quality, gate_commands, gate_junit, gate_sarif
 from memwall.gate.result import Check, GateResult
 from memwall.gate.wording import NAME, TOP, name
-from memwall.record.kernels import schedule_label
+from memwall.record.kernels import schedule_label, wall_shares
 from memwall.record.profile import Profile
-from memwall.report.document import Block, Document, Facts, Picture, PictureChoice, Section, Sentence, Table
+from memwall.report.document import Block, Document, Facts, Glance, Picture, PictureChoice, Section, Sentence, Table
 from memwall.report.figures.modules import difference_chart
 from memwall.report.figures.scene import Chart, Scene, stacked
 from memwall.report.kinds import Report
+from memwall.report.pages.glance import binding_fact, glance, held_of
 from memwall.simulate.schedule import Schedule
 
 #: A workload with at most so many checks that pass shows them, one a line; with more they are counted.
@@ -69,9 +70,10 @@ class GateReport(Report):
         fails and why, what passes last."""
         result = self.result
         lines = [f"{say.counts(result)}; {say.compared_with(result)}", *say.notes(result)]
-        answer, sections = [Sentence(line) for line in lines], list[Section]()
+        answer, sections = list[Block](map(Sentence, lines)), list[Section]()
         if kind == "html" and (again := say.command(result)):
-            answer += [Sentence(say.changed_first(result), strong=True), Sentence(f"Again: {again}")]
+            answer.insert(0, self._glance(again))
+            answer.append(Sentence(f"Again: {again}"))
         if result.problems:
             rows = [
                 Sentence(f"{_WORD[row.verdict]}  {say.problem_sentence(row)}", strong=row.verdict == "fail")
@@ -82,6 +84,16 @@ class GateReport(Report):
             sections.append(_workload_section(name(workload) or "(unnamed)", checks, self.top))
         drawn: list[Block] = [PictureChoice(shown)] if kind == "html" and (shown := self._pictures()) else []
         return Document(f"{NAME}: {result.verdict.upper()}", sections, [*answer, *drawn])
+
+    def _glance(self, again: str) -> Glance:
+        """What changed first, what to do about it, and of the step that holds most what binds it and its memory."""
+        (checks, *_) = say.of_workloads(say.raised(self.result.checks))
+        accepted = f"{again} --update" if self.result.baseline.kind == "file" else f"the limit in {self.config}"
+        facts = [say.changed_first(self.result), ("do first", "mend it", f"or accept it: {accepted}")]
+        if (head := self.heads.get(checks[0].workload)) and head.simulations:
+            most = max(head.simulations, key=lambda schedule: held_of(schedule).needed_bytes)
+            facts += glance(binding_fact((), wall_shares(most), most.totals.time_s), ("", ""), held_of(most)).facts[::2]
+        return Glance(facts)
 
     def figure(self) -> Chart:
         """Differential flame graphs of what moved, or a line that nothing did. Raises UsageError: no baseline."""

@@ -285,14 +285,14 @@ def notes(result: GateResult) -> list[str]:
     return [prose(note) for note in result.baseline.notes]
 
 
-def changed_first(result: GateResult) -> str:
-    """``bert, first of 3 causes: appeared x12: _to_copy in ...``; where no cause is known, the first check."""
+def changed_first(result: GateResult) -> tuple[str, str, str]:
+    """``bert, first of 3 causes``, ``appeared x12``, ``_to_copy in ...``; where no cause is known, the first check."""
     (checks, *_) = of_workloads(raised(result.checks))
     of = f"{name(checks[0].workload)}, " if name(checks[0].workload) else ""
     if not (moved := moved_by(checks)):
-        return explained(checks[0])
+        return f"{of}first check", subject(checks[0]), explained(checks[0])
     count = f"first of {len(moved):,} causes" if len(moved) > 1 else "the only cause"
-    return f"{of}{count}: {cause_label(moved[0].causes[0])}: {cause_text(*moved[0].ends)}"
+    return f"{of}{count}", cause_label(moved[0].causes[0]), cause_text(*moved[0].ends)
 
 
 def by_workload(result: GateResult) -> dict[str, list[Check]]:

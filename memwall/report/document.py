@@ -78,6 +78,13 @@ class Facts(NamedTuple):
     items: Sequence[tuple[str, str]]
 
 
+class Glance(NamedTuple):
+    """What a reader asks a page first, side by side: a label, the answer in a word or two, what stands behind it. For
+    HTML."""
+
+    facts: Sequence[tuple[str, str, str]]
+
+
 def known_facts(*items: tuple[str, str]) -> Facts:
     """Labels and texts as they came from a model; labels without text are left out."""
     return Facts([(label, clean(text)) for label, text in items if text])
@@ -117,7 +124,7 @@ class Markup(NamedTuple):
     script: str = ""
 
 
-Block = Table | Facts | Sentence | Picture | PictureChoice | Markup
+Block = Table | Facts | Glance | Sentence | Picture | PictureChoice | Markup
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +150,7 @@ class Panel(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Document:
     """A title, the answer and sections; the first section may have no heading. The ``answer`` comes first wherever it
-    is written: a sentence, the levers with the command of each, for HTML a picture."""
+    is written: a sentence, for HTML the facts at a glance, the levers with the command of each, for HTML a picture."""
 
     title: str
     sections: Sequence[Section | Panel]

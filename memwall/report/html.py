@@ -20,6 +20,7 @@ from memwall.report.document import (
     Block,
     Document,
     Facts,
+    Glance,
     Markup,
     Panel,
     Picture,
@@ -27,6 +28,7 @@ from memwall.report.document import (
     Section,
     Sentence,
     Table,
+    clean,
 )
 from memwall.report.figures.colors import variables
 from memwall.report.figures.scene import drawn
@@ -151,6 +153,14 @@ def _facts(facts: Facts) -> str:
     return f"<dl>{''.join(rows)}</dl>"
 
 
+def _glance(glance: Glance) -> str:
+    cells = (
+        f"<div><dt>{escape(label)}</dt><dd><b>{_prose(word)}</b></dd><dd>{_prose(behind)}</dd></div>"
+        for label, word, behind in (map(clean, fact) for fact in glance.facts)
+    )
+    return f'<dl class="glance">{"".join(cells)}</dl>'
+
+
 def _sentence(sentence: Sentence) -> str:
     look = ' class="verdict"' if sentence.strong else ' class="note hint"' if sentence.screens else ""
     return f"<p{look}>{_prose(sentence.text)}</p>"
@@ -208,6 +218,6 @@ def _choice(choice: PictureChoice) -> str:
 
 
 _BLOCKS: dict[type, Callable[[Any], str]] = {
-    Facts: _facts, Sentence: _sentence, Table: _table, Picture: _picture, PictureChoice: _choice,
+    Facts: _facts, Glance: _glance, Sentence: _sentence, Table: _table, Picture: _picture, PictureChoice: _choice,
     Markup: lambda markup: markup.html + (f"<script>{markup.script}</script>" if markup.script else ""),
 }  # fmt: skip

@@ -13,14 +13,15 @@ from memwall.analysis.verdict import MOST_NAMED
 from memwall.core.errors import UsageError
 from memwall.core.structure import write
 from memwall.core.units import duration, listed, percent, size
-from memwall.report.document import Block, Document, Picture, Section, Sentence, Table, known_facts
+from memwall.report.document import Block, Document, Glance, Picture, Section, Sentence, Table, known_facts
 from memwall.report.figures.scene import Chart, stacked
 from memwall.report.kinds import Report
+from memwall.report.pages.glance import HeldBytes, first_fact, glance
 from memwall.serving.answer import Serving
 from memwall.serving.engine_figure import KERNELS, memory_chart, phases_charts
 from memwall.serving.figure import serving_chart
 from memwall.serving.levers import ServedOutcome, ServedVerdict
-from memwall.serving.saved import SavedEngine, SavedLaunch, SavedPercentile, SavedServing, saved
+from memwall.serving.saved import SavedEngine, SavedLaunch, SavedPercentile, SavedPoint, SavedServing, saved
 from memwall.serving.simulation.served import sure_from
 from memwall.serving.wording import held_text
 
@@ -61,6 +62,7 @@ class ServingReport(Report):
             ("in front", found.media),
         )
         answer: list[Block] = [Sentence(line, strong=True) for line in (_choices(found) or _fastest(found))]
+        answer += [_glance(found)] if kind == "html" and found.ran else []
         answer += [Sentence(line) for line in (*_held(found), *self._refused())]
         several = len({each.engine for each in found.verdicts}) > 1
         answer += [] if several else _verdicts(found.verdicts)
@@ -229,6 +231,25 @@ def _held(found: SavedServing) -> list[str]:
     return lines[:_HELD]
 
 
+def _glance(found: SavedServing) -> Glance:
+    """The facts of the cheapest engine under the last load that one keeps the objectives of, or else of the fastest
+    under the last load."""
+    chosen = [(each.best.removesuffix(f", {each.load}"), each.load) for each in found.choices if each.best]
+    name, load = chosen[-1] if chosen else (_best(found).name, _best(found).load)
+    engine = next(each for each in found.engines if each.name == name)
+    point = next(each for each in found.ran if (each.name, each.load) == (name, load))
+    phase = next((phase for each in found.verdicts if each.engine == name for phase in each.phases), None)
+    wall = str(point.figure("limited_by") or "")
+    binds, first = (_WAITED.get(wall, wall), f"of a decode step with {load}"), ("start it", found.command)
+    if phase is not None and phase.bound_by:
+        saved = f"{phase.change} would save {percent(phase.saved_s / phase.step_s)} of {phase.step}"
+        binds = _WAITED.get(phase.bound_by, phase.bound_by), saved
+    if phase is not None:
+        first = first_fact(phase.levers, of=f" of {_FIGURES[phase.figure]}")
+    held = HeldBytes(engine.dram_bytes - engine.free_bytes, engine.dram_bytes)
+    return glance(binds, first, held, name if len(found.engines) > 1 else "")
+
+
 def _fitting(engine: SavedEngine) -> str:
     """``It fits h100-sxm: of 85.02 GB weights take 16.06 GB and the cache may take 57.97 GB``."""
     each = "each GPU's " if engine.name != engine.gpu else ""
@@ -245,12 +266,21 @@ def _first(verdict: ServedVerdict) -> str:
     return "".join(f"; {options} would save {listed(shares)}" for options, shares in saved.items())
 
 
+def _under_last(found: SavedServing) -> list[SavedPoint]:
+    """The engines that run under the last load."""
+    return [point for point in found.ran if point.load == found.ran[-1].load]
+
+
+def _best(found: SavedServing) -> SavedPoint:
+    """The engine that makes the most tokens on each GPU under the last load."""
+    return max(_under_last(found), key=lambda point: point.figure("tokens_per_s_per_gpu") or 0.0)
+
+
 def _fastest(found: SavedServing) -> list[str]:
     """Under the last load, the engine that makes the most tokens on each GPU, and how fast for a user."""
     if not found.ran:
         return []
-    under = [point for point in found.ran if point.load == found.ran[-1].load]
-    best = max(under, key=lambda point: point.figure("tokens_per_s_per_gpu") or 0.0)
+    under, best = _under_last(found), _best(found)
     made = best.figure("tokens_per_s_per_gpu") or 0.0
     first = f"With {best.load} {best.name} makes {made:,.0f} tokens per second on each GPU"
     others = len({point.name for point in under}) - 1

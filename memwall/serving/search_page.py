@@ -13,6 +13,7 @@ from memwall.report.figures.axes import draw_frame, draw_x, draw_y, engineering,
 from memwall.report.figures.colors import series_color
 from memwall.report.figures.labels import Box
 from memwall.report.figures.scene import Chart, Scene
+from memwall.report.pages.glance import HeldBytes, glance
 from memwall.report.pages.search import SearchReport
 from memwall.serving.candidates import objective_text
 from memwall.serving.figure import fitted_axis
@@ -42,11 +43,18 @@ def engines_page(found: Found, top: int = 10) -> SearchReport:
     free_bytes = point.steps.capacity_bytes - point.weights_bytes - point.reserved_bytes
     held = held_text(point.gpu.dram_bytes, point.weights_bytes, free_bytes)
     held += f"; up to {read('largest_batch'):,.0f} sequences of an engine run at once"
+    wall, commands = read("limited_by"), commands_of(found.best, found.target)
+    started = commands.get(point.layout.engine, "")
     load = f"{found.best.point.load}, {requests_text(found.best.point, found.best.point.asked.model)}"
     return SearchReport(
         title=f"{found.name}: search",
         best=f"The cheapest{f' that keeps {wanted}' if wanted else ''}: {_text(found.best)}.",
-        figures=f"It fits: of each GPU's {held}. {times}; limited by {read('limited_by')}.",
+        glance=glance(
+            (wall, "most of a decode step waits for it"),
+            (f"serve on {_text(found.best)}", started),
+            HeldBytes(point.gpu.dram_bytes - free_bytes, point.gpu.dram_bytes),
+        ),
+        figures=f"It fits: of each GPU's {held}. {times}; limited by {wall}.",
         counted=f"Under {load}: {counted(found.count, 'candidate')}, {simulated:,} of which were simulated{said}.",
         pruned=found.pruned,
         heading="The cheapest that keep all objectives" if found.objectives else "The cheapest",
@@ -57,11 +65,11 @@ def engines_page(found: Found, top: int = 10) -> SearchReport:
             "load": load,
             "objectives": [limit.text for limit in found.objectives],
             "candidates": found.count,
-            "commands": commands_of(found.best, found.target),
+            "commands": commands,
         },
         picture=(_candidates(found), "engines that keep the objectives: tokens of a GPU against tokens of a user"),
         listed="simulated",
-        commands=commands_of(found.best, found.target),
+        commands=commands,
         columns=(*_OPTIONS, "engines", "gpus", "cost", *SERVED),
         values=[
             (

@@ -15,13 +15,25 @@ from memwall.analysis.pipes import mfu_note, peaks_text
 from memwall.analysis.quantities import ANSWERS
 from memwall.core.units import duration, few, listed, percent
 from memwall.perfmodel.roofline import LINK, WALLS
-from memwall.report.document import Block, Column, Document, Picture, PictureChoice, Section, Sentence, Table, clean
+from memwall.report.document import (
+    Block,
+    Column,
+    Document,
+    Glance,
+    Picture,
+    PictureChoice,
+    Section,
+    Sentence,
+    Table,
+    clean,
+)
 from memwall.report.figures.modules import METRICS, flame_chart
 from memwall.report.figures.profile import roofline_since
 from memwall.report.figures.scene import Chart
 from memwall.report.html import blocks_html, section_html
 from memwall.report.kinds import Report
 from memwall.report.notebook import fragment
+from memwall.report.pages.glance import HeldBytes, binding_fact, first_fact, glance
 from memwall.report.pages.gpus import machine_sections, moral
 from memwall.sweeping.comparison import MOST_LEVERED, Comparison, Entry, Flip, ProfileChange
 from memwall.sweeping.comparison_figure import comparison_chart, times_chart
@@ -47,7 +59,7 @@ class ComparisonReport(Report):
         """Which is the fastest and what would help each, then its tables; as HTML with the pictures."""
         found = self.comparison
         answer: list[Block] = [Sentence(self.taken, strong=True)] if self.taken else []
-        answer += _answer(found)
+        answer += _answer(found, kind)
         if kind == "html":
             label = "growth of the GPUs" if found.kind == "machines" else "times, speed-ups and utilization"
             answer.append(Picture(comparison_chart(found), label))
@@ -121,15 +133,27 @@ def _profile_sections(comparison: Comparison) -> list[Section]:
     return sections
 
 
-def _answer(comparison: Comparison) -> list[Block]:
-    """What the comparison comes to, the times behind it, and what would help."""
+def _answer(comparison: Comparison, kind: str) -> list[Block]:
+    """What the comparison comes to, for HTML the facts of the fastest at a glance, the times behind it, and what would
+    help."""
     entries = comparison.entries
     if comparison.kind == "machines":
         return [*moral(comparison.machines)]
     summary = (_summary if comparison.kind == "gpus" else _profiles_summary)(entries)
     fitting = [Sentence(_fitting(entries))] if all(entry.fits is not None for entry in entries) else []
-    told = [Sentence(summary, strong=True), *fitting, *_emulated(entries)]
+    seen = [_glance(entries)] if kind == "html" else []
+    told: list[Block] = [Sentence(summary, strong=True), *seen, *fitting, *_emulated(entries)]
     return [*told, _speed_table(comparison), *_lever_table(entries)]
+
+
+def _glance(entries: Sequence[Entry]) -> Glance:
+    """The facts of the fastest that fits."""
+    best = min(entries, key=lambda entry: (entry.fits is False, entry.time_s))
+    first = first_fact(best.levers)
+    if len(entries) > MOST_LEVERED:
+        first = f"profile {clean(best.label)}", f"levers are told of up to {MOST_LEVERED} entries"
+    held = HeldBytes(best.peak_memory_bytes + best.reserved_bytes, best.gpu_bytes)
+    return glance(binding_fact(best.levers, best.wall_shares, best.time_s), first, held, clean(best.label))
 
 
 def _fitting(entries: Sequence[Entry]) -> str:

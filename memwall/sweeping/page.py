@@ -16,6 +16,7 @@ from memwall.frontend.targets.target import title_of
 from memwall.report.document import (
     Block,
     Document,
+    Glance,
     Markup,
     Picture,
     PictureChoice,
@@ -63,7 +64,8 @@ class SweepReport(Report):
             best = QUANTITIES[self.found.best]
             heading = f"The best by {best.title}"
             shown = self.found.left.head(self.top)
-            answer += self._best()
+            first, *others = self._best()
+            answer += [first, *([self._glance()] if kind == "html" else []), *others]
             sections.insert(0, Section(heading, (self._table(shown, len(self.found.left) - len(shown)),)))
             sections += self._further(shown)
         if (grown := self.growth()) is not None:
@@ -193,6 +195,20 @@ class SweepReport(Report):
         if (grown := self.growth()) is not None and (stop := _stop(grown, row)):
             lines.append(Sentence(stop))
         return lines
+
+    def _glance(self) -> Glance:
+        """What limits the best point, the command that asks for it alone, and whether it fits."""
+        row, command = self.found.left.iloc[0], command_of(self.found.question.kind, *self.found.best_point)
+        best = ", ".join(f"{name} {row[name]}" for name in self.found.varied) or "the only point"
+        facts = [
+            ("what binds", str(row.get("limited_by") or ""), "most of the time of the best point"),
+            ("do first", best, command),
+        ]
+        if "fits" in row:
+            peak = row.get("peak_memory")
+            held = f"{size(peak)} at the peak" if peak and peak == peak else ""
+            facts.append(("memory", "fits" if row["fits"] else "DOES NOT FIT", held))
+        return Glance([fact for fact in facts if fact[1]])
 
     def _table(self, rows: DataFrame, left: int = 0) -> Table:
         """The first table of an answer, with what was asked for and is not in it."""

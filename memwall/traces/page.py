@@ -18,7 +18,7 @@ from memwall.core.files import json_pieces
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, counted, duration, flop_rate, percent
 from memwall.perfmodel.roofline import LINK
-from memwall.report.document import Block, Document, Picture, Section, Sentence, Table, known_facts
+from memwall.report.document import Block, Document, Glance, Picture, Section, Sentence, Table, known_facts
 from memwall.report.figures.picture import cut
 from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
@@ -91,7 +91,7 @@ class TraceReport(Report):
             *_without(analysis),
             *([Section("Notes", [Sentence(note) for note in analysis.notes])] if analysis.notes else []),
         ]
-        return Document(analysis.trace.path_name, sections, [*_answer(analysis), *_picture(analysis, kind)])
+        return Document(analysis.trace.path_name, sections, [*_answer(analysis, kind), *_picture(analysis, kind)])
 
     def record(self) -> Iterable[str]:
         return json_pieces(self.analysis.record())
@@ -110,7 +110,7 @@ _NO_GAPS = "CUDA graphs, as of torch.compile(mode='reduce-overhead')"
 _NO_GAPS_OF_XLA = "one jax.jit of the whole step, or several steps in a call (jax.lax.scan)"
 
 
-def _answer(analysis: TraceAnalysis) -> list[Block]:
+def _answer(analysis: TraceAnalysis, kind: str) -> list[Block]:
     """How busy the GPU was and with what, and what it would save to end the gaps or to run an op at its bound."""
     over = [Sentence(_too_fast_text(analysis), strong=True)] if analysis.over_roof else []
     busy_s, gap_s, measured_s = analysis.busy_s, analysis.gap_s, analysis.measured_s
@@ -144,7 +144,24 @@ def _answer(analysis: TraceAnalysis) -> list[Block]:
     note = "at most: no op runs faster than its bound, and few reach it; of the span of the trace"
     specs = "lever: 0 name, saved: 1 s, of the span: 2 %, by: 3 prose"
     table = col.listing("What would make it faster", rows, specs, note)
-    return [*over, Sentence(told, strong=True), *([table] if rows else [])]
+    seen = [_glance(wall, walls[wall] / measured_s, busy_s / span_s, rows)] if kind == "html" and rows else []
+    return [*over, Sentence(told, strong=True), *seen, *([table] if rows else [])]
+
+
+def _glance(wall: str, share: float, busy: float, levers: Sequence[tuple[str, float, float, str]]) -> Glance:
+    """What the span waits for, what would save most of it, and that a trace says nothing of memory."""
+    name, saved_s, of_span, how = levers[0]
+    most = f"{percent(share)} of the time of kernels is at the {wall} wall"
+    idle = "gaps between kernels", f"the GPU is busy for {percent(busy)}; {most}"
+    first, _, further = how.partition(", ")
+    saves = f"{name} saves at most {percent(of_span)}, {duration(saved_s)}"
+    return Glance(
+        [
+            ("what binds", *(idle if busy < 0.5 else (wall, most))),
+            ("do first", first, f"{further}: {saves}" if further else saves),
+            ("memory", "not known", "a trace does not say what is held"),
+        ]
+    )
 
 
 def _picture(analysis: TraceAnalysis, kind: str) -> list[Block]:

@@ -9,11 +9,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import memwall.report.columns as col
-from memwall.analysis.levers import HOST, KIND_NOTE, NOTABLE, as_would, by_kind, kind_of
+from memwall.analysis.levers import HOST, KIND_NOTE, NOTABLE, Lever, as_would, by_kind, kind_of
 from memwall.analysis.verdict import capital
 from memwall.core.units import counted, duration, listed, percent, size
-from memwall.report.document import Block, Document, Picture, Section, Sentence, Table, known_facts
+from memwall.report.document import Block, Document, Glance, Picture, Section, Sentence, Table, known_facts
 from memwall.report.kinds import Report
+from memwall.report.pages.glance import HeldBytes, binding_fact, first_fact, glance
 from memwall.training.events import render_stages
 from memwall.training.figure import parts_chart, scaling_chart
 
@@ -54,7 +55,9 @@ class TrainingReport(Report):
             ("MFU, HFU", f"{percent(self.found.mfu)}, {percent(self.found.hfu)} of {base}" if base else ""),
         )
         fits = Sentence(self._fits, strong=not self.found.fits())
-        answer: list[Block] = [*self._verdict(), fits]
+        takes, *why = self._verdict()
+        seen = [self._glance()] if kind == "html" else []
+        answer: list[Block] = [takes, *seen, *why, fits]
         if self.found.changes:
             most_s = (1 - NOTABLE) * self.found.step.time_s
             notable = by_kind(each for each in self.found.changes if each.step.time_s <= most_s)
@@ -146,6 +149,16 @@ class TrainingReport(Report):
             ]
         said = f"{binds}{alike} ({first.options})." if first is binding else f"{told} {binds}{alike}."
         return [takes, Sentence(said, strong=True)]
+
+    def _glance(self) -> Glance:
+        found, now_s = self.found, self.found.step.time_s
+        levers = [
+            Lever(each.name, each.options, each.wall, each.step.time_s, now_s - each.step.time_s)
+            for each in found.changes
+        ]
+        most, time_s = max(_parts(found).items(), key=lambda part: part[1])
+        binds = binding_fact(levers, {}, now_s) if levers else (most, f"{percent(time_s / now_s)} of the step")
+        return glance(binds, first_fact(levers), HeldBytes(found.held_bytes(), found.gpu.dram_bytes))
 
     def _saving(self, change: TrainingChange) -> str:
         now_s = self.found.step.time_s

@@ -64,7 +64,7 @@ def profile_page(profile: Profile, what_ifs: Sequence[Outcome], ranks: Sequence[
     sims = profile.simulations
     rows = [rows_and_kernels(profile, schedule) for schedule in sims]
     data, left_out = _data(profile, rows)
-    answer = page.answer_blocks(profile)
+    answer = page.answer_blocks(profile, drawn=True)
     if sims:
         answer.append(Picture(walls_chart(profile, sims), "share of the time under each wall"))
     totals = [totals_table(profile)] if sims and not is_several(profile) else []

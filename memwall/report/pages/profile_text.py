@@ -25,11 +25,12 @@ from memwall.fusion.policies import COMPILING
 from memwall.hardware.host import Host
 from memwall.hardware.lookup import Gpu
 from memwall.ops.lowering import kernels_said
-from memwall.record.kernels import fit_text, schedule_label
+from memwall.record.kernels import fit_text, schedule_label, wall_shares
 from memwall.record.profile import Profile
-from memwall.report.document import Block, Facts, Section, Sentence, Table, clean, known_facts
+from memwall.report.document import Block, Facts, Glance, Section, Sentence, Table, clean, known_facts
 from memwall.report.pages.communication import communication_blocks
 from memwall.report.pages.fusion import explained, fusion_tables, is_several, policy_blocks, what_if_section
+from memwall.report.pages.glance import binding_fact, first_fact, glance, held_of
 from memwall.report.pages.profile_tables import BREAKDOWNS, class_table, memory_table, share_table, totals_table
 from memwall.report.pages.validation import measured_sections
 from memwall.simulate.schedule import Schedule
@@ -104,9 +105,9 @@ def provenance_facts(profile: Profile, schedule: Schedule) -> list[Block]:
     return [facts] if facts.items else []
 
 
-def answer_blocks(profile: Profile) -> list[Block]:
-    """What a reader with one minute sees: how long the step takes and whether it fits, the verdict and the levers; of
-    several simulations the levers of the fastest."""
+def answer_blocks(profile: Profile, drawn: bool = False) -> list[Block]:
+    """What a reader with one minute sees: how long the step takes and whether it fits, on a page that is ``drawn`` the
+    facts at a glance, the verdict and the levers; of several simulations the levers of the fastest."""
     if not profile.simulations:
         return []
     real = _real(profile)
@@ -118,12 +119,24 @@ def answer_blocks(profile: Profile) -> list[Block]:
     told += f". It {fit_text(best)}." if best.fits else "."
     misfits = [schedule_label(profile, schedule) for schedule in others if not schedule.fits]
     told += f" It does not fit on {few(misfits)}." if misfits and best.fits else ""
-    if not others:
-        found, texts = verdict(profile, best), emulations(profile, best)
-        return [*(Sentence(text, strong=True) for text in (told, found.text, *texts)), *lever_tables(found)]
-    found = verdict(profile, best)
-    table = (each._replace(title=f"What would make {label} faster") for each in lever_tables(found))
-    return [Sentence(told, strong=True), Sentence(f"{label}: {found.text}", strong=True), *table]
+    found, table = verdict(profile, best), lever_tables(verdict(profile, best))
+    texts = [found.text, *emulations(profile, best)]
+    if others:
+        texts = [f"{label}: {found.text}"]
+        table = [each._replace(title=f"What would make {label} faster") for each in table]
+    seen = [_glance(profile, best, found, label if others else "")] if drawn else []
+    return [Sentence(told, strong=True), *seen, *(Sentence(text, strong=True) for text in texts), *table]
+
+
+def _glance(profile: Profile, best: Schedule, found: Verdict, of: str) -> Glance:
+    """The facts of the fastest simulation; what to do first is its own policy where it is not eager's."""
+    eager = next((s for s in profile.simulations if s.gpu == best.gpu and s.policy == "eager"), best)
+    first = first_fact(found.levers)
+    if eager is not best:
+        saved = percent(1 - best.totals.time_s / eager.totals.time_s)
+        first = f"compile with {best.policy}", f"saves {saved} of eager's time: --policy {best.policy}"
+    binds = binding_fact(found.levers, wall_shares(best), best.totals.time_s)
+    return glance(binds, first, held_of(best), of)
 
 
 def _real(profile: Profile) -> list[Schedule]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memwall.core.files import json_pieces
-from memwall.report.document import Document, Picture, Section, Sentence, Table, known_facts
+from memwall.report.document import Document, Glance, Picture, Section, Sentence, Table, known_facts
 from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
 
@@ -33,6 +33,8 @@ class SearchReport(Report):
     columns: Sequence[str]
     values: Sequence[tuple[Any, ...]]
     commands: Mapping[str, str] = field(default_factory=dict)
+    #: the facts of the best, for HTML
+    glance: Glance | None = None
     #: what else is said of the best
     figures: str = ""
     #: the candidates as a picture, and what it is called
@@ -46,7 +48,8 @@ class SearchReport(Report):
             sections.insert(0, Section("Command lines that start the best", (known_facts(*self.commands.items()),)))
         said = (Sentence(self.figures),) if self.figures else ()
         drawn = (Picture(*self.picture),) if self.picture and kind == "html" else ()
-        return Document(self.title, tuple(sections), (Sentence(self.best, strong=True), *said, *drawn))
+        seen = (self.glance,) if self.glance and kind == "html" else ()
+        return Document(self.title, tuple(sections), (Sentence(self.best, strong=True), *seen, *said, *drawn))
 
     def record(self) -> Iterable[str]:
         rows = (dict(zip(self.columns, row, strict=True)) for row in self.values)

@@ -211,7 +211,8 @@ def test_causes_that_one_check_counts_and_another_names_are_not_added_up():
 def test_a_page_begins_with_what_changed_first_and_how_to_see_it_again():
     page = render_gate(fixture.FAIL, "html")
     answer = page.partition("<h2")[0]
-    assert "bert, first of 3 causes: appeared x12: _to_copy in encoder.layer.*.attention (forward)" in answer
+    assert "<dt>bert, first of 3 causes</dt><dd><b>appeared x12</b></dd>" in answer
+    assert "<dd>_to_copy in encoder.layer.*.attention (forward)" in answer
     assert "Again: memwall gate models/bert.py gpt.py:Net" in answer  # its options are set as code
 
 

@@ -1,0 +1,48 @@
+"""What a page shows at a glance, by hand: a step of 10 ms, its levers and the memory of its GPU."""
+
+import re
+
+import pytest
+
+from memwall.analysis.levers import Lever
+from memwall.report.html import blocks_html
+from memwall.report.pages.glance import HeldBytes, binding_fact, first_fact, glance
+
+FUSED = Lever("fusion by memwall", "--policy memwall", "", 9e-3, 1e-3)
+LATENCY = Lever("half the latency", "--what-if latency_s/=2", "latency", 8e-3, 2e-3)
+HOST = Lever("twice the host's speed", "--what-if dispatch_s/=2", "host", 6e-3, 4e-3)
+IDEAL = Lever("perfect fusion", "--policy ideal", "", 5e-3, 5e-3)
+SHARES = {"compute": 0.6, "latency": 0.4}
+
+
+@pytest.mark.parametrize(("found", "says"), [
+    ((FUSED, LATENCY), ("latency", "half the latency would save 20.0 %; 60.0 % of the time is at the compute wall")),
+    ((HOST, LATENCY), ("the CPU (host)", "twice the host's speed would save 40.0 %; 60.0 % of the time is at the"
+                       " compute wall")),
+    ((FUSED,), ("compute", "60.0 % of the time is at the compute wall")),
+])  # fmt: skip
+def test_what_binds_is_what_saves_most_and_the_wall_of_most_of_the_time_stands_behind_it(found, says):
+    assert binding_fact(found, SHARES, 10e-3) == says
+
+
+@pytest.mark.parametrize(("found", "says"), [
+    ((LATENCY, FUSED), ("fusion by memwall", "saves 10.0 %: --policy memwall")),
+    ((IDEAL,), ("perfect fusion", "saves 50.0 %, which no compiler reaches: --policy ideal")),
+    ((Lever("twice the FLOP/s", "--what-if 'peak_flop_per_s*=2'", "compute", 9.95e-3, 0.05e-3),),
+     ("nothing known", "no change that memwall knows saves 1 %")),
+    ((), ("profile it again", "levers are not known of this record")),
+])  # fmt: skip
+def test_what_can_be_done_in_software_is_done_first(found, says):
+    assert first_fact(found) == says
+
+
+def test_a_step_that_does_not_fit_is_made_to_fit_first():
+    (_, *binds), (_, *first), (_, *held) = glance(("latency", ""), ("fuse", ""), HeldBytes(17e9, 16e9)).facts
+    assert binds == ["latency", ""] and held == ["DOES NOT FIT", "17.00 GB of 16.00 GB"]
+    assert first == ["make it fit", "a smaller batch, or more than the 16.00 GB of this GPU"]
+
+
+def test_a_name_of_one_of_several_cannot_act_on_the_page():
+    shown = blocks_html([glance(("a", "b"), ("c", "--policy d"), HeldBytes(1e9, 2e9), of="<b>&")])
+    assert re.findall("<dt>(.*?)</dt>", shown)[2] == "&lt;b&gt;&amp;: memory"
+    assert "<code>--policy</code> d" in shown
