@@ -189,20 +189,25 @@ class SweepReport(Report):
         lines = [Sentence(f"{said}{walled}{fits}.", strong=True)]
         if "fits" in row and not row["fits"]:
             lines.append(Sentence("Its memory does not hold it: --where fits leaves such points out."))
-        question = self.found.question
-        if command := command_of(question.kind, *self.found.best_point, question.prices):
-            lines.append(Sentence(f"This point alone: {command}"))
+        if self._command:
+            lines.append(Sentence(f"This point alone: {self._command}"))
         if (grown := self.growth()) is not None and (stop := _stop(grown, row)):
             lines.append(Sentence(stop))
         return lines
 
+    @property
+    def _command(self) -> str:
+        """What asks for the best point alone; empty where no command does."""
+        question = self.found.question
+        return command_of(question.kind, *self.found.best_point, question.prices)
+
     def _glance(self) -> Glance:
         """What limits the best point, the command that asks for it alone, and whether it fits."""
-        row, command = self.found.left.iloc[0], command_of(self.found.question.kind, *self.found.best_point)
+        row = self.found.left.iloc[0]
         best = ", ".join(f"{name} {row[name]}" for name in self.found.varied) or "the only point"
         facts = [
             ("what binds", str(row.get("limited_by") or ""), "most of the time of the best point"),
-            ("do first", best, command),
+            ("do first", best, self._command),
         ]
         if "fits" in row:
             peak = row.get("peak_memory")
