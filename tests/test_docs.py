@@ -136,6 +136,13 @@ def test_the_path_of_a_reader_ends_with_five_questions(page):
     assert f"({page}.md)" in README or f"(docs/{page}.md)" in README
 
 
+def test_every_setting_of_a_gate_is_documented():
+    from memwall.gate.reading import OPTIONS
+
+    page = (DOCS / "gate.md").read_text(encoding="utf-8")
+    assert [name for name in OPTIONS if f"`{name}`" not in page] == []
+
+
 def test_the_figures_of_the_comparison_stand_in_their_reports():
     """Each number of a row is one of the report that the row names."""
     page = (DOCS / "comparison.md").read_text(encoding="utf-8")
