@@ -22,7 +22,6 @@ from memwall.record.profile import Profile
 from memwall.report.document import clean
 from memwall.report.figures.bars import Bar, Piece, bars_chart
 from memwall.report.figures.colors import SIGN_COLORS, WALL_COLORS, class_color, series_color
-from memwall.report.figures.found import found_by
 from memwall.report.figures.memory import memory_chart
 from memwall.report.figures.modules import METRICS, Trees, flame_chart, treemap_chart
 from memwall.report.figures.picture import cut, time_unit
@@ -80,7 +79,7 @@ def schedule_roofline(
     """Every kernel of a schedule. With ``policies``, an arrow from where the ops of each fused group ran eagerly.
     ``brief``: the title names only the GPU and the policy."""
     pairs = rows_and_kernels(profile, schedule)
-    keys = {id(row): found.key for (row, _), found in zip(pairs, found_by(row for row, _ in pairs), strict=True)}
+    keys = {id(row): str(number) for number, (row, _) in enumerate(pairs)}
     pairs.sort(key=lambda pair: _longest_first(pair[0]))
     fused = policies if policies and policies.shares_ops(schedule) and schedule.policy != "eager" else None
     spots = [

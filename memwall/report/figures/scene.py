@@ -103,7 +103,7 @@ class Stroke:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """A filled polygon. ``title`` is what a reader sees who points at it; ``key``, the words that find it in the page's
+    """A filled polygon. ``title`` is what a reader sees who points at it; ``key``, the number of its row in the page's
     table of kernels."""
 
     places: Sequence[Place]

@@ -15,7 +15,6 @@ from memwall.record.profile import Profile
 from memwall.report.document import clean
 from memwall.report.figures.axes import PlotAxis, draw_frame, draw_x
 from memwall.report.figures.colors import CLASS_COLORS, class_color
-from memwall.report.figures.found import found_by
 from memwall.report.figures.labels import Box
 from memwall.report.figures.picture import time_unit
 from memwall.report.figures.scene import Chart, Scene, fit
@@ -57,9 +56,8 @@ def _lanes(profile: Profile, schedule: Schedule, times: Timeline) -> Iterator[tu
     ]
     if len(phases) > 1:
         yield "phases", phases
-    pairs = rows_and_kernels(profile, schedule)
-    keys = [found.key for found in found_by(row for row, _ in pairs)]
-    rows = {kernel.id: (row, key) for (row, kernels), key in zip(pairs, keys, strict=True) for kernel in kernels}
+    pairs = enumerate(rows_and_kernels(profile, schedule))
+    rows = {kernel.id: (row, str(number)) for number, (row, kernels) in pairs for kernel in kernels}
     launches: list[LaneMark] = []
     streams: dict[int, list[LaneMark]] = {}
     for kernel, launch, run in zip(schedule.kernels, times.launches, times.runs, strict=True):

@@ -17,7 +17,6 @@ from memwall.record.kernels import schedule_label, short_name
 from memwall.record.profile import Profile
 from memwall.report.document import Block, Document, Markup, Panel, Picture, PictureChoice, Section, Sentence, clean
 from memwall.report.figures.colors import CLASS_COLORS, css
-from memwall.report.figures.found import found_by
 from memwall.report.figures.memory import memory_chart
 from memwall.report.figures.modules import METRICS, flame_chart, treemap_chart
 from memwall.report.figures.picture import cut
@@ -152,14 +151,12 @@ def _data(profile: Profile, tables: Sequence[Rows]) -> tuple[dict[str, Any], int
 
 def _times_of(profile: Profile, schedule: Schedule, table: Rows, number: Mapping[tuple, int]) -> dict[str, Any]:
     """A simulation's label, its rows, and why the longest of them take their time."""
-    found = found_by(row for row, _ in table)
-    each_row = zip(table, found, strict=True)
-    shown = sorted((each for each in each_row if _identity(each[0][0]) in number), key=lambda each: -each[0][0].time_s)
-    longest = [kernels for (_, kernels), _ in shown[:MAX_EXPLAINED]]
+    numbered = [(n, row, kernels) for n, (row, kernels) in enumerate(table) if _identity(row) in number]
+    numbered.sort(key=lambda each: -each[1].time_s)
+    longest = [kernels for *_, kernels in numbered[:MAX_EXPLAINED]]
     why = [" ".join(each.launches) for each in explained(profile, schedule, longest)]
     rows = [
-        [*_times(number[_identity(row)], row), i if i < len(why) else -1, found.number]
-        for i, ((row, _), found) in enumerate(shown)
+        [*_times(number[_identity(row)], row), i if i < len(why) else -1, n] for i, (n, row, _) in enumerate(numbered)
     ]
     return {"label": clean(schedule_label(profile, schedule)), "rows": rows, "why": [clean(text) for text in why]}
 

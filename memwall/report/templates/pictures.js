@@ -40,7 +40,7 @@ const page = { find() {}, says() { return ""; }, show() {} };
   const chosen = (mark) => {
     const module = /^zoom:(\d+):(.*)$/.exec(mark.dataset.key);
     if (module) zoom(mark, `zoom:${module[1]}:`);
-    page.find(module ? module[2] : mark.dataset.key, !module);
+    page.find(module ? "" : mark.dataset.key, module ? module[2] : undefined);
   };
   document.addEventListener("click", (event) => {
     const mark = event.target.closest ? event.target.closest("svg.chart [data-key]") : null;
@@ -148,6 +148,7 @@ const page = { find() {}, says() { return ""; }, show() {} };
   // -- the kernels of a row of the table, in every picture that has them; none: all stand out alike
   page.show = (key, module) => {
     for (const svg of all("svg.chart")) {
+      if (svg.closest(".panel[hidden]")) continue; // of another schedule, whose rows have other numbers
       const own = all("[data-key]", svg);
       const hits = own.filter((mark) => mark.dataset.key === key || (module && mark.dataset.key.replace(/^zoom:\d+:/, "") === module));
       for (const mark of own) mark.classList.toggle("miss", Boolean(hits.length) && !hits.includes(mark));

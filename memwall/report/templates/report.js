@@ -34,12 +34,17 @@
         bound: r[1], time: r[2], compute: r[3], memory: r[4], latency: r[5],
         overhead: r[6], wall: data.walls[r[7]], low: r[8], high: r[9], why: sim.why[r[10]] || "",
         read: k[READ], written: k[WRITE], source: k[SOURCE], problem: k[PROBLEM],
-        key: [k[NAME], k[MODULE], k[PHASE], k[PROBLEM], r[11] ? `#${r[11]}` : ""].filter(Boolean).join(" "),
+        key: String(r[11]), words: [k[NAME], k[MODULE], k[PHASE], k[PROBLEM]].filter(Boolean).join(" "),
         share: total ? r[2] / total : 0, rate: r[2] ? flops / r[2] : 0,
       };
     });
   };
   const tables = data.sims.map(rowsOf);
+  for (const rows of tables) { // what the filter finds a row by; equal ones have a number, too
+    const alike = new Map();
+    for (const row of rows) alike.set(row.words, [...(alike.get(row.words) || []), row]);
+    for (const own of alike.values()) if (own.length > 1) own.forEach((row, i) => { row.words += ` #${i + 1}`; });
+  }
 
   // -- numbers
   const SI = [[1e18, "E"], [1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]];
@@ -59,8 +64,9 @@
     `compute ${seconds(r.compute)}, memory ${seconds(r.memory)}, latency ${seconds(r.latency)}, overhead ${seconds(r.overhead)}`,
     r.shapes && [r.problem, r.shapes].filter(Boolean).join("; "), r.why, r.source,
   ].filter(Boolean).join("\n");
+  const rowOf = (key) => tables[state.sim].find((row) => row.key === key);
   page.says = (key) => {
-    const row = key && tables[state.sim].find((r) => r.key === key);
+    const row = rowOf(key);
     return row ? told(row) : "";
   };
 
@@ -120,7 +126,7 @@
   };
   const select = () => {
     const words = state.filter.toLowerCase().split(/\s+/).filter(Boolean);
-    const text = (r) => `${r.key} ${r.kernel} ${r.module} ${starred(r.module)} ${r.class} ${r.wall} ${r.shapes}`.toLowerCase();
+    const text = (r) => `${r.words} ${r.kernel} ${r.module} ${starred(r.module)} ${r.class} ${r.wall} ${r.shapes}`.toLowerCase();
     const rows = tables[state.sim].filter((r) => { const t = text(r); return words.every((w) => t.includes(w)); });
     const sign = state.dir === "asc" ? 1 : -1;
     const key = state.sort;
@@ -186,12 +192,13 @@
       next.click();
     };
   }
-  page.find = (words, go) => {
-    $("#filter").value = state.filter = words;
-    const row = go && tables[state.sim].find((r) => r.key === words);
-    page.show(row ? row.key : "", row && starred(row.module));
+  page.find = (key, module) => {
+    const row = rowOf(key);
+    if (!row && module === undefined) return; // left out of the table
+    $("#filter").value = state.filter = row ? row.words : module;
+    page.show(key, row && starred(row.module));
     update();
-    if (go) $("#filter").scrollIntoView({ block: "center" });
+    if (row) $("#filter").scrollIntoView({ block: "center" });
   };
   $("#filter").oninput = (event) => { state.filter = event.target.value; page.show(""); update(); };
   $("#more").onclick = () => { showAll = true; renderTable(); };

@@ -67,7 +67,7 @@ def visit(tmp_path):
 def test_the_pointer_is_told_all_that_is_known_of_a_kernel(page, visit):
     """Two products of 1024 x 1024 by 1024 x 1024 in a block: 2 x 2 x 1024^3 FLOPs, 6 x 2 MiB of bytes."""
     said = visit(page, """
-        const mark = shown(every('svg.chart circle[data-key^="aten.mm"]'))[0], box = mark.getBoundingClientRect();
+        const mark = shown(every('svg.chart circle[data-title^="mm"]'))[0], box = mark.getBoundingClientRect();
         mark.dispatchEvent(new PointerEvent("pointermove", { clientX: box.x, clientY: box.y, bubbles: true }));
         return one("#tip").textContent;
     """)  # fmt: skip
@@ -76,22 +76,26 @@ def test_the_pointer_is_told_all_that_is_known_of_a_kernel(page, visit):
 
 
 def test_kernels_of_one_name_in_one_module_are_told_apart(page, visit):
-    """Forward and backward of a product: the time that a mark's title has is that of the details below it."""
+    """Forward and backward of a product: the time that a mark's title has is that of the details below it, and a
+    click finds its row alone."""
     titles = visit(page, """
-        return shown(every('svg.chart circle[data-key^="aten.mm"]')).map((mark) => {
+        return shown(every('svg.chart circle[data-title^="mm"]')).map((mark) => {
             mark.dispatchEvent(new PointerEvent("pointermove", { clientX: 9, clientY: 9, bubbles: true }));
             const [title, , times] = one("#tip").textContent.split("\\n");
-            return [/[\\d.]+ us/.exec(title)[0], times.split(" (")[0], mark.dataset.key.split(" ")[2]];
+            mark.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+            return [/[\\d.]+ us/.exec(title)[0], times.split(" (")[0], one("#filter").value, rows()];
         });
     """)  # fmt: skip
-    assert {phase for *_, phase in titles} == {"forward", "backward"}
-    assert all(title == times for title, times, _ in titles)
+    assert all(title == times for title, times, *_ in titles)
+    assert [each[2:] for each in titles] == [
+        [f"aten.mm blocks.*.proj {phase} 1024x1024", 1] for phase in ("forward", "backward")
+    ]
 
 
 def test_a_mark_that_is_clicked_stands_out_in_every_picture(page, visit):
     """Of the roofline one mark is left, of the timeline its kernels; what is typed into the filter ends it."""
     marks, lanes, after = visit(page, """
-        const mark = shown(every('svg.chart circle[data-key^="aten.mm"]'))[0], key = mark.dataset.key;
+        const mark = shown(every('svg.chart circle[data-title^="mm"]'))[0], key = mark.dataset.key;
         mark.dispatchEvent(new MouseEvent("click", { bubbles: true }));
         const lit = (label) => [...new Set(shown(every(`svg.chart[aria-label$="${label}"] [data-key]:not(.miss)`))
             .map((each) => each.dataset.key === key))];
@@ -151,7 +155,7 @@ def test_a_row_shows_its_details_and_its_marks(page, visit):
 def test_a_mark_of_the_timeline_finds_its_kernels(page, visit):
     assert visit(page, """
         const svg = shown(every('svg.chart[aria-label$="the step over time"]'))[0];
-        const mark = svg.querySelector('rect[data-key^="aten.mm"]');
+        const mark = svg.querySelector('rect[data-title^="mm"]');
         mark.dispatchEvent(new MouseEvent("click", { bubbles: true }));
         return [one("#filter").value.startsWith("aten.mm"), rows() < 8];
     """) == [True, True]  # fmt: skip

@@ -14,7 +14,6 @@ from memwall.fusion import eager_plan
 from memwall.record.kernels import kernel_phase
 from memwall.report import render
 from memwall.report.figures.colors import SIGN_COLORS
-from memwall.report.figures.found import found_by
 from memwall.report.figures.labels import Box, LabelLine, Placer
 from memwall.report.figures.modules import difference_chart
 from memwall.report.figures.profile import compute_roofs, earlier_rows, memory_roofs, roofline_since
@@ -153,15 +152,6 @@ def test_each_gradient_of_a_product_was_the_same_gradient_earlier():
 def test_nothing_is_said_of_earlier_where_one_of_two_is_gone():
     both = _backward(64)
     assert earlier_rows(both, both[:1]) == [None]
-
-
-def test_each_row_is_found_by_words_of_its_own(profile):
-    """Forward and backward of ``blocks.*.proj`` are both ``aten.mm``; equal rows are numbered."""
-    rows = [row for row, _ in rows_and_kernels(profile, profile.simulation("old"))]
-    keys = [each.key for each in found_by(rows)]
-    assert len({*keys}) == len(keys)
-    assert "aten.mm blocks.*.proj forward 1024x1024" in keys
-    assert [each.key.rpartition(" ")[2] for each in found_by(rows[:1] * 2)] == ["#1", "#2"]
 
 
 def test_a_differential_flame_graph_says_what_costs_more_and_less(profile):
