@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from memwall.frontend.targets.inputs import SHORT_DTYPES
 from memwall.serving.launch.command import LINES
 from memwall.serving.launch.flags import EngineLine, Flag
 from memwall.serving.launch.reading import experts_of, target_named
@@ -28,8 +29,13 @@ def launch_line(engine: str, model: str, options: Mapping[str, Any]) -> str:
     asked = {name: value for name, value in options.items() if not (name == "kv" and value == "model")}
     if asked.get("weights", "model") == "model":
         asked.pop("weights", None)
-    elif "weights" in asked and not any(_spells(flag, asked["weights"]) for flag in line.flags.values()):
+    elif "weights" in asked and not _can_say(line, "weights", asked["weights"]):
         asked = {**asked, "checkpoint": asked.pop("weights")}
+    if cast := str(asked.get("dtype") or "").removeprefix("torch."):
+        cast = SHORT_DTYPES.get(cast, cast)
+        asked["dtype"] = cast
+        if not _can_say(line, "dtype", cast):
+            del asked["dtype"]
     prefill = asked.get("prefill")
     if prefill and not any(flag.sets == "prefill" and prefill in _both(flag) for flag in line.flags.values()):
         del asked["prefill"]
@@ -39,6 +45,8 @@ def launch_line(engine: str, model: str, options: Mapping[str, Any]) -> str:
         experts = experts_of(target_named(model))
         asked |= {} if experts is None else {"slots": experts + asked["redundant"]}
     values, unsaid = line.apart(asked)
+    if cast and "dtype" not in asked:
+        unsaid.append(f"a checkpoint in {cast}")
     if "checkpoint" in asked:
         unsaid.append(f"a checkpoint with weights in {asked['checkpoint']}")
     if prefill and "prefill" not in asked:
@@ -58,12 +66,14 @@ def launch_line(engine: str, model: str, options: Mapping[str, Any]) -> str:
     return f"{said}  # {'; '.join(unsaid)}" if unsaid else said
 
 
-def _spells(flag: Flag, weights: str) -> bool:
-    """Whether a flag has the engine quantise weights so as they are loaded."""
-    if flag.sets != "weights":
-        return False
+def _can_say(line: EngineLine, option: str, value: str) -> bool:
+    """Whether a flag of the engine sets an option to this value, such as weights that it quantises as it loads them."""
+    return any(flag.sets == option and _spells(flag, value) for flag in line.flags.values())
+
+
+def _spells(flag: Flag, value: str) -> bool:
     try:
-        flag.kind.write(weights)
+        flag.kind.write(value)
     except StopIteration:
         return False
     return True

@@ -72,6 +72,12 @@ def test_slots_of_a_load_balancer_are_experts_and_copies(tmp_path):
         read_launch(line)
 
 
+@pytest.mark.parametrize(("dtype", "said"), [("bf16", "--dtype bfloat16"), ("fp64", "# a checkpoint in float64")])
+def test_a_dtype_is_written_by_the_name_that_the_engine_has(dtype, said):
+    """A short name ended serve --dtype bf16 as a bug of memwall."""
+    assert said in launch_line("vllm", "m", {"dtype": dtype})
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_each_engine_says_a_server(engine):
     """Options of memwall → words of each engine → the same options, but for what only one engine counts so."""
