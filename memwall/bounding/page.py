@@ -133,7 +133,7 @@ def _helpful(answer: KernelBound, kind: str) -> str:
         return ""
     found = _helps(answer)
     shown = found if kind != "text" else found[:_LEVERS]
-    return f"Look first at {'; or '.join(shown)}." if shown else ""
+    return f"Look first at {'; or '.join(shown)}." if shown else "No run that is predicted is faster."
 
 
 def _helps(answer: KernelBound) -> list[str]:

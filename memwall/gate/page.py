@@ -72,7 +72,7 @@ class GateReport(Report):
         lines = [f"{say.counts(result)}; {say.compared_with(result)}", *say.notes(result)]
         answer, sections = list[Block](map(Sentence, lines)), list[Section]()
         if kind == "html" and (again := say.command(result)):
-            answer.insert(0, self._glance(again))
+            answer.insert(1, self._glance(again))
             answer.append(Sentence(f"Again: {again}"))
         if result.problems:
             rows = [

@@ -23,7 +23,7 @@ from memwall.serving.figure import serving_chart
 from memwall.serving.levers import ServedOutcome, ServedVerdict
 from memwall.serving.saved import SavedEngine, SavedLaunch, SavedPercentile, SavedPoint, SavedServing, saved
 from memwall.serving.simulation.served import sure_from
-from memwall.serving.wording import held_text
+from memwall.serving.wording import WAITED, held_text
 
 #: what a picture shows -> it
 PICTURES: Mapping[str, Callable[[SavedServing], Chart]] = {
@@ -170,10 +170,6 @@ _PERCENTILE_NOTE = (
 _TAILS = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99"}
 #: engines whose memory and wall the answer says
 _HELD = 3
-#: walls in words
-_WAITED = {
-    "compute": "arithmetic", "bandwidth": "memory bandwidth", "host": "the engine's CPU", "link": "other GPUs",
-}  # fmt: skip
 #: what users see of a step -> its name
 _FIGURES = {"tpot_s": "TPOT", "ttft_s": "TTFT"}
 _GOOD_NOTE = "good, goodput: requests that each keep every limit of a request's times; "
@@ -226,7 +222,7 @@ def _held(found: SavedServing) -> list[str]:
         of_one = " of an engine" if point.gpus > 1 else ""
         lines.append(
             f"{_fitting(memory[name])}; up to {point.largest_batch:,.0f} sequences{of_one} run at once."
-            f" With {point.load} its decode steps wait for {_WAITED.get(wall, wall)}{first}."
+            f" With {point.load} its decode steps wait for {WAITED.get(wall, wall)}{first}."
         )
     return lines[:_HELD]
 
@@ -240,10 +236,10 @@ def _glance(found: SavedServing) -> Glance:
     point = next(each for each in found.ran if (each.name, each.load) == (name, load))
     phase = next((phase for each in found.verdicts if each.engine == name for phase in each.phases), None)
     wall = str(point.figure("limited_by") or "")
-    binds, first = (_WAITED.get(wall, wall), f"of a decode step with {load}"), ("start it", found.command)
+    binds, first = (WAITED.get(wall, wall), f"of a decode step with {load}"), ("start it", found.command)
     if phase is not None and phase.bound_by:
         saved = f"{phase.change} would save {percent(phase.saved_s / phase.step_s)} of {phase.step}"
-        binds = _WAITED.get(phase.bound_by, phase.bound_by), saved
+        binds = WAITED.get(phase.bound_by, phase.bound_by), saved
     if phase is not None:
         first = first_fact(phase.levers, of=f" of {_FIGURES[phase.figure]}")
     held = HeldBytes(engine.dram_bytes - engine.free_bytes, engine.dram_bytes)

@@ -18,7 +18,7 @@ from memwall.report.pages.search import SearchReport
 from memwall.serving.candidates import objective_text
 from memwall.serving.figure import fitted_axis
 from memwall.serving.launch.writing import launch_line, options_of_point
-from memwall.serving.wording import held_text, requests_text
+from memwall.serving.wording import WAITED, held_text, requests_text
 
 if TYPE_CHECKING:
     from memwall.serving.search import EngineChoice, Found
@@ -50,7 +50,7 @@ def engines_page(found: Found, top: int = 10) -> SearchReport:
         title=f"{found.name}: search",
         best=f"The cheapest{f' that keeps {wanted}' if wanted else ''}: {_text(found.best)}.",
         glance=glance(
-            (wall, "most of a decode step waits for it"),
+            (WAITED.get(wall, wall), "most of a decode step waits for it"),
             (f"serve on {_text(found.best)}", started),
             HeldBytes(point.gpu.dram_bytes - free_bytes, point.gpu.dram_bytes),
         ),

@@ -7,6 +7,11 @@ from memwall.serving.answer import Point, Serving
 from memwall.serving.model import Model
 from memwall.serving.simulation.workload import RequestLoad
 
+#: walls in words
+WAITED = {
+    "compute": "arithmetic", "bandwidth": "memory bandwidth", "host": "the engine's CPU", "link": "other GPUs",
+}  # fmt: skip
+
 
 def requests_text(point: Point, model: Model) -> str:
     """What requests are: their tokens, how these spread, and what they share."""
