@@ -321,6 +321,17 @@ def refuse_given(why: str, *names: str, but: Collection[str] = ()) -> None:
         raise UsageError(f"{', '.join(wrong)} {'has' if len(wrong) == 1 else 'have'} no effect {why}")
 
 
+def words_given(*, but: Collection[str]) -> tuple[str, ...]:
+    """The words of the options that the command line has, ``but`` some and what says where a result goes."""
+    context, words = click.get_current_context(), list[str]()
+    for name, flag in on_command_line().items():
+        value = context.params[name]
+        if name not in (*but, *_EVERYWHERE):
+            for each in value if isinstance(value, tuple) else (value,):
+                words += [flag] if each is True else [flag, str(each)]
+    return tuple(words)
+
+
 def given(**options: Any) -> dict[str, Any]:
     """Only what the user gave, so that every default stands in one place: the called function's signature."""
     return {name: value for name, value in options.items() if value is not None and value is not False and value != ()}

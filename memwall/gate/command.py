@@ -19,6 +19,9 @@ from memwall.core.errors import UsageError
 from memwall.core.units import counted
 from memwall.gate.question import GateOptions
 
+#: options that the command which shows a result again has otherwise, or not
+_SAID = ("baseline", "baseline_ref", "measured", "update", "history", "github", "debug")
+
 if TYPE_CHECKING:
     from memwall.gate.config import GateConfig, GatedWorkload
     from memwall.gate.page import GateReport
@@ -97,7 +100,13 @@ def _gated(
         append(Path(kept), entry_of(run.heads, *committed(whole.root, kept), run.result.served))
         messages.say(f"added to {kept}")
     report = GateReport(
-        run.result, folder=place_in_repository(whole.root), config=whole.source, heads=run.heads, bases=run.bases
+        run.result,
+        folder=place_in_repository(whole.root),
+        config=whole.source,
+        given=options.words_given(but=_SAID),
+        place=place_in_repository(Path.cwd() if asked.config else whole.root),
+        heads=run.heads,
+        bases=run.bases,
     )
     annotate = partial(_annotate, report, err=out.as_json) if asked.github else lambda: None
     # what was compared with what it has just been written as says nothing, unless a budget does not hold

@@ -49,23 +49,24 @@ class _Page:
         return len(blocks)
 
 
-def gate_comment(result: GateResult, top: int) -> str:
-    """The comment on a pull request: its first line is ``MARKER``, its size below what GitHub takes."""
-    return _markdown(result, top, COMMENT_BYTES, MARKER)
+def gate_comment(result: GateResult, top: int, again: str) -> str:
+    """The comment on a pull request: its first line is ``MARKER``, its size below what GitHub takes. ``again``: the
+    command that shows it again."""
+    return _markdown(result, top, again, COMMENT_BYTES, MARKER)
 
 
-def gate_summary(result: GateResult, top: int) -> str:
+def gate_summary(result: GateResult, top: int, again: str) -> str:
     """The summary of a workflow's step."""
-    return _markdown(result, top, SUMMARY_BYTES)
+    return _markdown(result, top, again, SUMMARY_BYTES)
 
 
-def _markdown(result: GateResult, top: int, limit: int, *first: str) -> str:
+def _markdown(result: GateResult, top: int, again: str, limit: int, *first: str) -> str:
     page = _Page(limit)
     bad = say.raised(result.checks)
     good = [check for check in result.checks if check.verdict == "pass"]
     page.add(*first, f"### {NAME}: {result.verdict} {_SIGN[result.verdict]}", "")
     page.add(f"**{escape(say.counts(result))}**; {_code(say.compared_with(result))}", "")
-    if again := say.command(result):
+    if again:
         page.add(f"Again: {_code(again)}", "")
     problems = [f"- {_code(note)}" for note in say.notes(result)]
     problems += [f"- {_SIGN[problem.verdict]} {_code(say.problem_sentence(problem))}" for problem in result.problems]

@@ -48,8 +48,8 @@ class GateReport(Report):
     kinds = ("text", "md", "html", "svg", "png", "pdf", "summary", "github", "junit", "gitlab", "sarif", "json")
     own = MappingProxyType(
         {
-            "md": lambda r: gate_comment(r.result, r.top),
-            "summary": lambda r: gate_summary(r.result, r.top),
+            "md": lambda r: gate_comment(r.result, r.top, r.again),
+            "summary": lambda r: gate_summary(r.result, r.top, r.again),
             "github": lambda r: gate_commands(r.result, r.top, r.folder),
             "junit": lambda r: gate_junit(r.result, r.top),
             "gitlab": lambda r: gate_code_quality(r.result, r.folder, r.config),
@@ -61,6 +61,9 @@ class GateReport(Report):
     top: int = TOP
     folder: str = ""
     config: str = CONFIG
+    #: words of the options that the gate was given besides its baseline, and the folder in which it was
+    given: tuple[str, ...] = ()
+    place: str = ""
     #: the profiles that were judged and the baseline's, by workload, for pictures
     heads: Mapping[str, Profile] = field(default_factory=dict)
     bases: Mapping[str, Profile] = field(default_factory=dict)
@@ -71,7 +74,7 @@ class GateReport(Report):
         result = self.result
         lines = [f"{say.counts(result)}; {say.compared_with(result)}", *say.notes(result)]
         answer, sections = list[Block](map(Sentence, lines)), list[Section]()
-        if kind == "html" and (again := say.command(result)):
+        if kind == "html" and (again := self.again):
             answer.insert(1, self._glance(again))
             answer.append(Sentence(f"Again: {again}"))
         if result.problems:
@@ -84,6 +87,11 @@ class GateReport(Report):
             sections.append(_workload_section(name(workload) or "(unnamed)", checks, self.top))
         drawn: list[Block] = [PictureChoice(shown)] if kind == "html" and (shown := self._pictures()) else []
         return Document(f"{NAME}: {result.verdict.upper()}", sections, [*answer, *drawn])
+
+    @property
+    def again(self) -> str:
+        """The command that shows it again; empty where everything passes."""
+        return say.command(self.result, self.given, self.place)
 
     def _glance(self, again: str) -> Glance:
         """What changed first, what to do about it, and of the step that holds most what binds it and its memory."""

@@ -270,15 +270,17 @@ def compared_with(result: GateResult) -> str:
 _AGAINST = {"ref": "--baseline-ref", "file": "--baseline"}
 
 
-def command(result: GateResult) -> str:
+def command(result: GateResult, given: Sequence[str] = (), folder: str = "") -> str:
     """``memwall gate models/bert.py --baseline-ref 1a2b3c4d5e6f``: what shows again what did not pass, of many
-    workloads all; empty where everything passes."""
+    workloads all; empty where everything passes. ``given``: the words of other options; ``folder``: the place in the
+    repository that it is run in."""
     failed, base = raised(result.checks), result.baseline
     targets = [*dict.fromkeys(check.target for check in failed if check.target)]
     place = base.commit[:12] or base.name
     words = [*(targets if len(targets) <= _NAMED else ()), *([_AGAINST[base.kind], place] if place else ())]
     words += ["--measured"] if any(check.measured for check in failed) else []
-    return f"memwall gate {shlex.join(map(name, words))}".rstrip() if failed else ""
+    cd = f"cd {shlex.quote(name(folder))} && " if folder else ""
+    return f"{cd}memwall gate {shlex.join(map(name, (*words, *given)))}".rstrip() if failed else ""
 
 
 def notes(result: GateResult) -> list[str]:

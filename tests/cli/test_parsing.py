@@ -1,9 +1,10 @@
 """The parts of the command line that decide before any work is done."""
 
+import click
 import pytest
 
 from memwall.cli import COMMANDS, group
-from memwall.cli.options import parse_prices, profile_options
+from memwall.cli.options import parse_prices, profile_options, words_given
 from memwall.cli.output import SUFFIXES, Out, plan_output
 from memwall.cli.parsing import spread
 from memwall.core.errors import MissingError, UsageError
@@ -98,3 +99,21 @@ def test_a_price_of_nothing_is_refused_by_every_command(run, command):
     result = run(command, "net.py", *words, "--price", "h100=0")
     assert result.code == 2
     assert "--price takes NAME=USD above 0, such as h100=2.5, not 'h100=0'" in result.err
+
+
+def test_the_words_that_were_given_make_the_command_again():
+    """What says where the result goes is left out, and so is what is named; a flag has no value."""
+
+    @click.command()
+    @click.option("--gpu", multiple=True)
+    @click.option("--batch", type=int, default=1)
+    @click.option("--measured", is_flag=True)
+    @click.option("--mode", default="inference")
+    @click.option("--update", is_flag=True)
+    @click.option("-q", "--quiet", is_flag=True)
+    def asked(**_):
+        return words_given(but=("update",))
+
+    line = ["--gpu", "a100", "--gpu", "my gpu.toml", "--batch", "4", "--measured", "--update", "-q"]
+    words = asked.main(line, standalone_mode=False)
+    assert words == ("--gpu", "a100", "--gpu", "my gpu.toml", "--batch", "4", "--measured")

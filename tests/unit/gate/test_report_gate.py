@@ -435,6 +435,13 @@ def test_a_comment_has_the_command_that_shows_it_again(result, said):
     assert ("Again: <code>memwall gate" in render_gate(result, "md")) == bool(said)
 
 
+def test_the_command_has_the_options_that_were_given_and_the_folder_of_a_package():
+    options = {"given": ("--limit", "time_s=3 us"), "place": "packages/text"}
+    said = "cd packages/text && memwall gate models/bert.py --limit 'time_s=3 us'"
+    assert command(GateResult((fixture.CHECK,)), options["given"], options["place"]) == said
+    assert "cd packages/text &amp;&amp; memwall gate" in render_gate(GateResult((fixture.CHECK,)), "md", **options)
+
+
 def test_a_summary_is_below_one_mebibyte_at_the_longest_names():
     wide = replace(fixture.PEAK, **dict.fromkeys(("workload", "gpu", "policy", "module", "limit"), "漢" * 400))
     good = tuple(replace(wide, module=f"{i}{wide.module}") for i in range(800))
