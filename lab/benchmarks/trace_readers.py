@@ -89,9 +89,9 @@ _TEXT = """# Readers of a trace, side by side
 `python lab/benchmarks/trace_readers.py {names}`
 
 *By hand* is the sum of the durations of all kernels, copies and fills in the file. HTA {version} leaves out the last
-step of the profiler unless it is told otherwise, counts only kernels whose launch lies in a step, and cuts times to whole
-microseconds, which loses a part of short kernels. memwall has every kernel of the file, and says how much of their
-time an op launched. Seconds are of CPU time and hold the imports; memory is the peak of the process.
+step of the profiler unless it is told otherwise, counts only kernels whose launch lies in a step, and cuts times to
+whole microseconds, which loses a part of short kernels. memwall has every kernel of the file, and says how much of
+their time an op launched. Seconds are of CPU time and hold the imports; memory is the peak of the process.
 
 | trace | reader | time of kernels, ms | of the sum by hand | CPU, s | peak, MiB |
 |:---|:---|---:|---:|---:|---:|
