@@ -27,6 +27,7 @@ import memwall  # noqa: E402
 from memwall.fusing.plan_diff import Difference, PlanDiff, plan_diff  # noqa: E402
 from memwall.fusion import plan_graph  # noqa: E402
 from memwall.inductor.compiled import inductor_plan  # noqa: E402
+from memwall.record.kernels import NO_MODULE  # noqa: E402
 from memwall.simulate.memory import memory_peak  # noqa: E402
 from reports import inductor_measured  # noqa: E402
 
@@ -247,7 +248,7 @@ def _differences(rows: list[Row]) -> str:
         for d in row.found.differences:
             if abs(d.bytes) > LISTED * theirs:
                 lines.append(
-                    f"| {row.workload} | {row.mode} | {_cell(d.module or '(top)')} | {d.count} | {d.bytes / 1e9:+.3f} |"
+                    f"| {row.workload} | {row.mode} | {_cell(d.module or NO_MODULE)} | {d.count} | {d.bytes / 1e9:+.3f} |"
                     f" {100 * d.bytes / theirs:+.1f} | {d.time_s * 1e6:+.0f} | {explanation(d)} | {_cell('; '.join(d.ours))} |"
                     f" {_cell('; '.join(d.theirs))} |"
                 )

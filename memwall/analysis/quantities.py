@@ -369,7 +369,7 @@ ANSWERS: Mapping[str, Mapping[str, str]] = {
             " usd_per_million_tokens energy_per_token_j? limited_by",
     },
     "serve": {
-        "": "ttft_s ttft_interval_s? tpot_s tpot_interval_s? tokens_per_s_per_user tokens_per_s_per_gpu limited_by"
+        "": "limited_by ttft_s ttft_interval_s? tpot_s tpot_interval_s? tokens_per_s_per_user tokens_per_s_per_gpu"
             " batch largest_batch mean_gpus goodput_share goodput_per_s? cached_share? usd_per_million_tokens"
             " ttft_p99_s? tpot_p99_s?",
         "Power and cost": "watts_per_gpu energy_per_token_j usd_per_million_tokens usd_per_million_tokens_low"

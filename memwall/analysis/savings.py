@@ -23,7 +23,7 @@ from memwall.core.structure import finite
 from memwall.fusion import REWRITING, Plan
 from memwall.hardware.lookup import Gpu
 from memwall.perfmodel.roofline import Estimate
-from memwall.record.kernels import collapse, common_module, kernel_module, short_name
+from memwall.record.kernels import NO_MODULE, collapse, common_module, kernel_module, short_name
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule
 
@@ -239,7 +239,7 @@ def module_savings(policies: PolicySet, schedule: Schedule, *, top: int = 15) ->
     compiled program."""
     if not policies.shares_ops(schedule):
         return ()
-    modules = [policies.module(schedule, kernel) or "(top)" for kernel in schedule.kernels]
+    modules = [policies.module(schedule, kernel) or NO_MODULE for kernel in schedule.kernels]
     rows = _by_module(policies, schedule, modules)
     changed = [row for row in rows if row.saved_bytes or row.kernels != row.eager_kernels]
     if len(rows) <= min(top, len(changed)):

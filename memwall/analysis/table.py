@@ -23,7 +23,15 @@ from memwall.core.errors import UsageError
 from memwall.core.graph import PHASES, SERVING
 from memwall.ops.registry import class_order
 from memwall.perfmodel.roofline import Estimate
-from memwall.record.kernels import collapse, common_module, kernel_module, kernel_phase, phase_name, shapes_text
+from memwall.record.kernels import (
+    NO_MODULE,
+    collapse,
+    common_module,
+    kernel_module,
+    kernel_phase,
+    phase_name,
+    shapes_text,
+)
 from memwall.record.profile import Profile
 from memwall.simulate.plan_context import MODEL_CLASSES
 from memwall.simulate.schedule import Schedule, time_by_wall
@@ -198,7 +206,7 @@ def module_rows(profile: Profile, schedule: Schedule) -> tuple[TableRow, ...]:
     """Rows by the module that a kernel is in, repeated blocks as one (``layers.*.attn``), longest time first;
     :mod:`memwall.analysis.modules` has the modules with all that is inside them."""
     rows = _rows(
-        schedule, [collapse(kernel_module(profile, schedule, kernel)) or "(top)" for kernel in schedule.kernels]
+        schedule, [collapse(kernel_module(profile, schedule, kernel)) or NO_MODULE for kernel in schedule.kernels]
     )
     return tuple(sorted(rows, key=lambda row: (-row.time_s, row.key)))
 

@@ -32,7 +32,7 @@ from memwall.fusion import Group, Plan
 from memwall.fusion.rules import MATRIX_CLASSES
 from memwall.hardware.lookup import Gpu
 from memwall.perfmodel.roofline import Estimate
-from memwall.record.kernels import collapse, short_name
+from memwall.record.kernels import NO_MODULE, collapse, short_name
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule
 
@@ -210,7 +210,7 @@ def _head(profile: Profile, schedule: Schedule, launches: _Launches, number: str
     for op_id in sorted((*group.op_ids, *group.recomputes)):
         op = graph.ops[op_id]
         again = "" if op_id in group.op_ids else "  (computed again)"
-        lines.append(f"{op_id:>7}  {op.name}  {op.module or '(top)'}{again}")
+        lines.append(f"{op_id:>7}  {op.name}  {op.module or NO_MODULE}{again}")
     if not group.source:
         draws = f" {_SEED}" if "draw(" in written.body else ""
         lines += ["", *textwrap.wrap(_ARGUMENTS + draws, 100)]
@@ -221,7 +221,7 @@ def _head(profile: Profile, schedule: Schedule, launches: _Launches, number: str
 def _modules(graph: Graph, launches: _Launches) -> str:
     """The modules of the launches, repeated blocks as one."""
     found = Counter(
-        ", ".join(dict.fromkeys(collapse(graph.ops[i].module) or "(top)" for i in group.op_ids))
+        ", ".join(dict.fromkeys(collapse(graph.ops[i].module) or NO_MODULE for i in group.op_ids))
         for group, _, _ in launches
     )
     texts = [f"{place} x{count}" if count > 1 else place for place, count in found.items()]

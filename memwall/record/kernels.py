@@ -32,6 +32,10 @@ class Rates:
 # -- where a kernel belongs --------------------------------------------------------------------------------------------
 
 
+#: what is shown for the empty path of ops that lie in no module but the outermost
+NO_MODULE = "(no module)"
+
+
 def common_module(paths: Sequence[str]) -> str:
     """The longest module path that contains all of some paths."""
     if len(set(paths)) == 1:

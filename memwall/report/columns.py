@@ -15,7 +15,7 @@ from typing import Any
 
 from memwall.analysis.quantities import QUANTITIES, Quantity, columns_of, quantity_of
 from memwall.core.units import PREFIXES, counted
-from memwall.record.kernels import shown_name
+from memwall.record.kernels import NO_MODULE, shown_name
 from memwall.report.document import Column, Table, clean
 
 _PREFIXES = (*PREFIXES, (1.0, ""))
@@ -274,7 +274,7 @@ _KINDS: dict[str, Callable[..., CellColumn]] = {
     "op": lambda heading, values, like: names(heading, map(shown_name, values)),
     "right": lambda heading, values, like: (Column(heading), values),
     "prose": lambda heading, values, like: text(heading, values, wraps=True),
-    "module": lambda heading, values, like: names(heading, (v or "(top)" for v in values), tail=True),
+    "module": lambda heading, values, like: names(heading, (v or NO_MODULE for v in values), tail=True),
     "repeats": lambda heading, values, like: repeats(values),
     "fits": lambda heading, values, like: text(heading, ["yes" if value else "NO" for value in values]),
     "count": lambda heading, values, like, digits=0: plain(heading, values, digits),

@@ -13,7 +13,7 @@ from memwall.core.units import duration
 from memwall.report.figures.axes import PlotAxis, draw_frame, draw_x, draw_y, engineering, plain
 from memwall.report.figures.colors import SIGN_COLORS, series_color
 from memwall.report.figures.labels import Box
-from memwall.report.figures.scene import Chart, Scene, side_by_side, stacked, wrapped
+from memwall.report.figures.scene import FONT, Chart, Scene, side_by_side, stacked
 from memwall.serving.saved import SavedObjective, SavedPoint, SavedServing
 
 #: of lines, by how many GPUs share the model
@@ -64,6 +64,9 @@ _PANELS = (
 )  # fmt: skip
 
 
+_SHADED = "shaded: what keeps the objectives; dashed: where one ends, unless that is outside of the axes"
+
+
 def serving_chart(found: SavedServing) -> Chart:
     """Three panels, of the points that run; requests of a trace have no load to draw against."""
     engines: dict[str, list[SavedPoint]] = {}
@@ -80,17 +83,11 @@ def serving_chart(found: SavedServing) -> Chart:
     dashes = [f"{count} GPU{'s' * (count > 1)} to a model" for count in shares]
     heading = "dashes, from none: " + ", ".join(dashes) if len(shares) > 1 else ""
     notes = ["bands: 80 % range"] if any(_spread(panel, found.ran) for panel in _PANELS) else []
-    notes += ["shaded, up to a dashed line: what keeps the objectives"] if found.objectives else []
-    notes += ["a black ring around a point: the cheapest that keeps all"] if best else []
-
-    def note(scene: Scene) -> float:
-        lines = wrapped("; ".join(notes), scene.width)
-        for number, line in enumerate(lines):
-            scene.text(0, 11 + 14 * number, line, color="dim")
-        return 14.0 * len(lines)
+    notes += [_SHADED] if found.objectives else []
+    notes += ["ringed: the cheapest that keeps all"] if best else []
 
     drawn = [side_by_side(panels, _LEAST, 20), lambda scene: scene.legend(0, legend, heading)]
-    return stacked([*drawn, note] if notes else drawn, gap=14)
+    return stacked([*drawn, lambda scene: scene.note(-4, "; ".join(notes), FONT)] if notes else drawn, gap=14)
 
 
 class _Place(NamedTuple):

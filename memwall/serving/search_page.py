@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import memwall.report.columns as col
@@ -69,7 +70,7 @@ def engines_page(found: Found, top: int = 10) -> SearchReport:
         },
         picture=(_candidates(found), "engines that keep the objectives: tokens of a GPU against tokens of a user"),
         listed="simulated",
-        commands=commands,
+        commands=_told(commands, point.layout.engine),
         columns=(*_OPTIONS, "engines", "gpus", "cost", *SERVED),
         values=[
             (
@@ -95,6 +96,12 @@ def commands_of(best: EngineChoice, target: str) -> dict[str, str]:
         )
         for engine in ENGINES
     }
+
+
+def _told(lines: Mapping[str, str], own: str) -> dict[str, str]:
+    """The command lines, the simulated engine's ``own`` first, each under what it starts."""
+    first = sorted(lines, key=lambda engine: engine != own)
+    return {f"{engine}, {'' if engine == own else 'not '}simulated": lines[engine] for engine in first}
 
 
 #: pixels of the picture down

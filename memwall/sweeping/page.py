@@ -115,7 +115,7 @@ class SweepReport(Report):
         if len(found.left) > 1 and found.varied:
             lines = Markup(self._parallel(), resource("coordinates.js"))
             use = "Drag along an axis to keep the points within; click it to take all."
-            told = Sentence("The dark line is the best left."), Sentence(use, screens=True)
+            told = Sentence("The thick line is the best left."), Sentence(use, screens=True)
             sections.append(Section("All options at once", (lines, *told)))
         return sections
 

@@ -18,6 +18,8 @@ from memwall.report.figures.scene import Chart, Scene, fit, side_by_side, stacke
 
 #: pixels of a panel at least, and points that one draws at most
 _LEAST, _POINTS = 240.0, 4000
+#: pixels of its axes at most
+_MOST = 400.0
 #: rows that are too few for a panel of their own
 _FEW = 50
 #: rows of a panel up to which each dot can be seen alone
@@ -85,7 +87,8 @@ def _panel(scene: Scene, gpu: str, rows: Sequence[TimedRow]) -> float:
     scene.text(0, 12, fit(clean(gpu), scene.width, 11), bold=True)
     close = sum(abs(row.error) <= CLOSE for row in rows) / len(rows)
     scene.text(0, 26, f"{len(rows):,} rows, {percent(close, 0)} within {percent(CLOSE, 0)}", 10, color="dim")
-    frame = Box(52.0, 52.0, scene.width - 6, 52.0 + scene.width - 58)
+    side = min(scene.width - 58, _MOST)
+    frame = Box(52.0, 52.0, 52.0 + side, 52.0 + side)
     x, y = (
         PlotAxis(low, high, frame.left, frame.right, log=True),
         PlotAxis(low, high, frame.lower, frame.upper, log=True),

@@ -11,6 +11,7 @@ import memwall.report.columns as col
 from memwall.bench.drift.finding import Departure, Drift, KernelDrift
 from memwall.core.structure import write
 from memwall.core.units import counted, few
+from memwall.record.kernels import NO_MODULE
 from memwall.report.document import Block, Document, Section, Sentence, Table
 from memwall.report.kinds import Report
 from memwall.report.pages.fusion import cut_name
@@ -115,7 +116,7 @@ def _table(drifted: Sequence[KernelDrift]) -> Table:
     columns = [
         col.names("kernel", [cut_name(kernel.kernel) for kernel in shown]),
         *col.of(shown, ": repeats repeats"),
-        col.optional(col.names("module", [kernel.module or "(top)" for kernel in shown], tail=True)),
+        col.optional(col.names("module", [kernel.module or NO_MODULE for kernel in shown], tail=True)),
         *_told_apart(shown),
         *col.of(shown, "usual: usual_s s like median_s, now: median_s s, change error"),
         col.interval(ranges, [kernel.median_s for kernel in shown]),

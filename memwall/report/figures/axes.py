@@ -71,7 +71,7 @@ def draw_x(
 ) -> None:
     """Grid lines, their values and the label below the frame; 34 pixels below it are used."""
     last = -math.inf
-    for value in axis.ticks(max(3, int((frame.right - frame.left) / 80))) if ticks is None else ticks:
+    for value in axis.ticks(max(4, int((frame.right - frame.left) / 80))) if ticks is None else ticks:
         x, name = axis(value), text(value)
         scene.line((x, frame.upper), (x, frame.lower), color="line", faint=True)
         half = text_width(name, _TICK_FONT) / 2

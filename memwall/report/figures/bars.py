@@ -123,7 +123,8 @@ def _bar(scene: Scene, row: Bar, y: float, axis: PlotAxis, left: float, above: b
     for piece in row.pieces:
         at = at if piece.start is None else piece.start
         x0, x1 = sorted((axis(at), axis(at + piece.value)))
-        label = piece.text if x0 + 6 + text_width(piece.text) < room else ""
+        fits = x0 + 6 + text_width(piece.text) < room and text_width(piece.text, 10.0) <= x1 - x0 - 6
+        label = piece.text if fits else ""  # a number that is cut is another number
         scene.rect(
             x0,
             y,

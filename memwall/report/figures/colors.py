@@ -2,7 +2,7 @@
 
 Each has two shades, one for white and one for the dark page, that stand out from it (3 to 1 by WCAG 2). In both, any
 two colours of a group are at least 13.5 apart (CIELAB), for normal sight and for each of the three kinds of colour
-blindness, and of two groups at least 10; a wall and a class, which stand on one page, are at least 19 apart. Walls and
+blindness, and of two groups at least 10; a wall and a class, which stand on one page, are at least 30 apart. Walls and
 kinds of memory, which stack, differ in lightness too, for grey print. ``tests/unit/report/test_pictures_colors.py``
 checks it. A colour goes by its shade on white or, of the neutral ones, by its name; ``on`` and a colour is what can be
 read on it.
@@ -19,11 +19,11 @@ _CLASSES: Mapping[str, _Pair] = {
     "contraction": ("#0a98cf", "#3a7396"), "convolution": ("#186c97", "#3bc2fa"),
     "attention": ("#b01e89", "#d84cb4"), "normalization": ("#ee6097", "#9b586e"),
     "reduction": ("#7b680d", "#e2c870"), "elementwise": ("#2e8f53", "#4d9e66"), "movement": ("#6f6f6f", "#bcbcbc"),
-    "optimizer": ("#c67a09", "#faa840"), "communication": ("#08459d", "#5d86e9"), "other": ("#4c4c4c", "#959595"),
+    "optimizer": ("#c67a09", "#faa840"), "communication": ("#08459d", "#0088f8"), "other": ("#4c4c4c", "#959595"),
 }  # fmt: skip
 _WALLS: Mapping[str, _Pair] = {
     "compute": ("#8c4ce2", "#bd9fda"), "bandwidth": ("#9c3334", "#dd5c5a"), "latency": ("#1e9f98", "#9ef6ef"),
-    "overhead": ("#2e4515", "#93d64d"), "link": ("#14244b", "#0069e4"),
+    "overhead": ("#2e4515", "#93d64d"), "link": ("#14244b", "#4858fe"),
 }  # fmt: skip
 #: in the order in which they stack
 _MEMORY: Mapping[str, _Pair] = {

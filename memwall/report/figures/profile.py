@@ -17,7 +17,7 @@ from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, duration, flop_rate, percent
 from memwall.ops.lowering import kernels_said
 from memwall.perfmodel.roofline import Estimate
-from memwall.record.kernels import schedule_label, short_name, wall_shares
+from memwall.record.kernels import NO_MODULE, schedule_label, short_name, wall_shares
 from memwall.record.profile import Profile
 from memwall.report.document import clean
 from memwall.report.figures.bars import Bar, Piece, bars_chart
@@ -162,7 +162,7 @@ def _spot(row: KernelRow, key: str = "", tail: tuple[float, float] | None = None
     rate = row.attained_flop_per_s
     repeats = f" x{row.count}" if row.count > 1 else ""
     name = clean(short_name(row.name))
-    title = f"{name}{repeats}, {clean(row.module) or '(top)'}: {duration(row.time_s)}, {percent(row.time_share)}"
+    title = f"{name}{repeats}, {clean(row.module) or NO_MODULE}: {duration(row.time_s)}, {percent(row.time_share)}"
     return Spot(row.arithmetic_intensity, rate, row.time_share, class_color(row.op_class), name, title, key, tail=tail)
 
 
@@ -284,7 +284,7 @@ def waterfall_bars(fall: Waterfall, policy: str) -> list[Bar]:
     for step in fall.steps:
         count = f" x{step.count}" if step.count > 1 else ""
         name = cut(clean(step.name), LONGEST_NAME - len(count)) + count
-        rows.append(bar(name, step.op_class, at, -step.saved_s, clean(step.module or "(top)")))
+        rows.append(bar(name, step.op_class, at, -step.saved_s, clean(step.module or NO_MODULE)))
         at -= step.saved_s
     if abs(fall.others_s) > LEAST_STEP * fall.eager_s:
         rows.append(bar("all others", "others" if fall.others_s > 0 else "worse", at, -fall.others_s))

@@ -140,8 +140,7 @@ def _draw(scene: Scene, roofline: Roofline, x_range: Range, y_range: Range, long
     entries = [*roofline.legend, *unnamed, *pen.outside]
     height += scene.legend(height + 4, entries, roofline.legend_heading) + 4
     if roofline.note:
-        scene.text(0, height + 12, fit(roofline.note, scene.width, _FONT), _FONT, color="dim")
-        height += 16
+        height += scene.note(height, roofline.note)
     return height
 
 
@@ -201,12 +200,15 @@ class _Pen:
     def _roof(self, roof: Roof, start: Place, end: Place) -> None:
         places = [(self.x(a), self.y(b)) for a, b in (start, end)]
         look = {"width": 1.3} if roof.used else {"width": 1.0, "dash": (5.0, 4.0)}
-        color = roof.color if roof.used or roof.color != "ink" else "pale"
-        self.scene.line(*places, color=color, **look)
+        self.scene.line(*places, color=self._color(roof), **look)
         (x0, y0), (x1, y1) = places
         self.placer.lines.append(
             LabelLine(x0 + self.scene.left, y0 + self.scene.top, x1 + self.scene.left, y1 + self.scene.top)
         )
+
+    @staticmethod
+    def _color(roof: Roof) -> str:
+        return roof.color if roof.used or roof.color != "ink" else "pale"
 
     def name_roofs(self, roofline: Roofline) -> list[tuple[str, str, str]]:
         """Put each roof's label along it, where there is room; legend entries of the others."""
@@ -215,7 +217,7 @@ class _Pen:
             slope = roof in roofline.slopes
             placed = next((text for text in (self._along(roof, slope, roofline)) if self._keep(text)), None)
             if placed is None:
-                left_over.append((roof.label, roof.color, "line" if roof.used else "dashed"))
+                left_over.append((roof.label, self._color(roof), "line" if roof.used else "dashed"))
         return left_over
 
     def _keep(self, text: Text) -> bool:

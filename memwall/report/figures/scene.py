@@ -293,6 +293,13 @@ class Scene:
             self.text(0, y, line, size, bold=True)
         return y + 8
 
+    def note(self, y: float, text: str, size: float = 10.0) -> float:
+        """Small print over as many lines as it needs; their height."""
+        lines = wrapped(text, self.width, size)
+        for number, line in enumerate(lines):
+            self.text(0, y + 12 + 14 * number, line, size, color="dim")
+        return 14.0 * len(lines) + 2
+
     def legend(self, y: float, entries: Sequence[tuple[str, str, str]], heading: str = "") -> float:
         """Entries of text, colour and shape (``line`` and ``dashed`` too), as many in a row as fit; their height."""
         x, row = 0.0, y + 11

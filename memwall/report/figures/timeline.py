@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from memwall.analysis.table import rows_and_kernels
 from memwall.core.units import duration
-from memwall.record.kernels import schedule_label, short_name
+from memwall.record.kernels import NO_MODULE, schedule_label, short_name
 from memwall.record.profile import Profile
 from memwall.report.document import clean
 from memwall.report.figures.axes import PlotAxis, draw_frame, draw_x
@@ -64,7 +64,7 @@ def _lanes(profile: Profile, schedule: Schedule, times: Timeline) -> Iterator[tu
         if not kernel.launches:
             continue
         row, key = rows[kernel.id]
-        told = f"{clean(short_name(row.name))}, {clean(row.module) or '(top)'}"
+        told = f"{clean(short_name(row.name))}, {clean(row.module) or NO_MODULE}"
         if launch.end_ns > launch.start_ns:
             said = f"launch of {told}: {duration((launch.end_ns - launch.start_ns) / 1e9)}"
             launches.append(LaneMark(launch.start_ns, launch.end_ns, "other", said, key))

@@ -11,6 +11,7 @@ from memwall.analysis.savings import Missed, PolicyRow, PolicySet, Saving, group
 from memwall.analysis.table import OTHERS
 from memwall.analysis.whatif import Outcome
 from memwall.core.units import counted, duration, listed, percent, size
+from memwall.record.kernels import NO_MODULE
 from memwall.record.profile import Profile
 from memwall.report.document import Block, Section, Sentence, Table
 from memwall.simulate.schedule import Schedule
@@ -149,8 +150,9 @@ def saving_sentence(policies: PolicySet, schedule: Schedule) -> str:
     modules = [m for m in module_savings(policies, schedule) if m.saved_s > 0 and m.module != OTHERS]
     if modules and schedule.policy != "ideal":
         most_s, module = modules[0].saved_s, modules[0].module
+        where = "outside of any module" if module == NO_MODULE else f"in {module}"
         text += (
-            f"; {percent(min(most_s / saved_s, 1.0))} of the saved time in {module}"
+            f"; {percent(min(most_s / saved_s, 1.0))} of the saved time {where}"
             if most_s < saved_s * (1 + 1e-9)
             else f"; {module} saves {duration(most_s)}, and the rest takes {duration(most_s - saved_s)} more"
         )

@@ -32,7 +32,7 @@ from memwall.report.pages.communication import communication_blocks
 from memwall.report.pages.fusion import explained, fusion_tables, is_several, policy_blocks, what_if_section
 from memwall.report.pages.glance import binding_fact, first_fact, glance, held_of
 from memwall.report.pages.profile_tables import BREAKDOWNS, class_table, memory_table, share_table, totals_table
-from memwall.report.pages.validation import measured_sections
+from memwall.report.pages.validation import measured_answer, measured_sections
 from memwall.simulate.schedule import Schedule
 
 #: ops without a formula that are named
@@ -125,7 +125,7 @@ def answer_blocks(profile: Profile, drawn: bool = False) -> list[Block]:
         texts = [f"{label}: {found.text}"]
         table = [each._replace(title=f"What would make {label} faster") for each in table]
     seen = [_glance(profile, best, found, label if others else "")] if drawn else []
-    return [Sentence(told, strong=True), *seen, *(Sentence(text, strong=True) for text in texts), *table]
+    return [*measured_answer(profile), Sentence(told, strong=True), *seen, *(Sentence(text, strong=True) for text in texts), *table]
 
 
 def _glance(profile: Profile, best: Schedule, found: Verdict, of: str) -> Glance:

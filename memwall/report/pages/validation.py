@@ -11,8 +11,8 @@ from typing import Any
 import memwall.report.columns as col
 from memwall.analysis.savings import group_name
 from memwall.analysis.validation import GroupTimes, MeasuredDevice, MeasuredRun, Pair, Share, devices
-from memwall.core.units import bandwidth, duration, size
-from memwall.record.kernels import collapse
+from memwall.core.units import bandwidth, duration, percent, size
+from memwall.record.kernels import NO_MODULE, collapse
 from memwall.record.profile import Profile
 from memwall.report.document import Block, Facts, Section, Sentence, Table, clean, known_facts
 from memwall.report.pages.fusion import cut_name
@@ -43,6 +43,30 @@ def measured_sections(profile: Profile, *, top: int) -> list[Section]:
         sections.append(_device_section(device, top))
         sections += [_run_section(device, run, top) for run in device.runs]
     return sections
+
+
+def measured_answer(profile: Profile) -> list[Sentence]:
+    """For each device what was measured beside what is modeled: of whole steps, else of the kernels that were timed."""
+    found = []
+    for device in devices(profile):
+        steps = [
+            (f"a step of {run.measurement.executor}", run.measurement.step.median_s, error)
+            for run in device.runs
+            if run.measurement.step and (error := run.step_error) is not None
+        ]
+        kernels = [
+            (f"the timed kernels of {run.measurement.executor}", run.total.measured_s, run.total.error)
+            for run in device.runs
+        ]
+        told = [
+            f"{what} took {duration(time_s)}, modeled as {duration(time_s * (1 + error))}"
+            f" ({percent(abs(error))} {'more' if error > 0 else 'less'})"
+            for what, time_s, error in steps or kernels
+            if error is not None
+        ]
+        if told:
+            found.append(Sentence(f"Measured on {device.name}: {'; '.join(told)}.", strong=True))
+    return found
 
 
 def _device_section(device: MeasuredDevice, top: int) -> Section:
@@ -224,5 +248,5 @@ def _name_columns(pairs: Sequence[Pair]) -> list[col.CellColumn]:
     return [
         col.names("kernel", [cut_name(group_name(p.op_names or [p.kernel.name])) for p in pairs]),
         *col.of(pairs, ": kernel.repeats repeats"),
-        col.optional(col.names("module", [module or "(top)" for module in modules])),
+        col.optional(col.names("module", [module or NO_MODULE for module in modules])),
     ]

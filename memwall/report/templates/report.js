@@ -29,7 +29,7 @@
       const bytes = k[READ] + k[WRITE];
       const flops = Math.max(0, k[FLOPS]);
       return {
-        kernel: k[SHORT], name: k[NAME], class: k[CLASS], phase: k[PHASE], module: k[MODULE] || "(top)", shapes: k[SHAPES],
+        kernel: k[SHORT], name: k[NAME], class: k[CLASS], phase: k[PHASE], module: k[MODULE] || "(no module)", shapes: k[SHAPES],
         count: k[COUNT], flops, unmodeled: k[FLOPS] < 0, bytes, intensity: bytes ? flops / bytes : 0,
         bound: r[1], time: r[2], compute: r[3], memory: r[4], latency: r[5],
         overhead: r[6], wall: data.walls[r[7]], low: r[8], high: r[9], why: sim.why[r[10]] || "",
