@@ -125,7 +125,8 @@ def answer_blocks(profile: Profile, drawn: bool = False) -> list[Block]:
         texts = [f"{label}: {found.text}"]
         table = [each._replace(title=f"What would make {label} faster") for each in table]
     seen = [_glance(profile, best, found, label if others else "")] if drawn else []
-    return [*measured_answer(profile), Sentence(told, strong=True), *seen, *(Sentence(text, strong=True) for text in texts), *table]
+    sentences = [Sentence(text, strong=True) for text in texts]
+    return [*measured_answer(profile), Sentence(told, strong=True), *seen, *sentences, *table]
 
 
 def _glance(profile: Profile, best: Schedule, found: Verdict, of: str) -> Glance:
