@@ -4,6 +4,7 @@ The model of most tests is two products of a 64x64 fp32 weight without bias on 8
 8*64*4 + 64*64*4 = 18,432 bytes and writing 8*64*4 = 2,048; so 40,960 bytes and 2 * 2*8*64*64 = 131,072 FLOP.
 """
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -97,6 +98,18 @@ def test_net(memwall):
 """)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*dram_bytes of Net*40.960 kB, want at most 40.959 kB*"])
+
+
+def test_the_example_of_the_docs_passes_and_fails_as_they_say(warm, entry_point, pytester):
+    """docs/gate.md's test of the README's model, and the same with a limit of three kernels."""
+    read = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/gate.md")}
+    (net,) = re.findall(r"```python\n# net\.py\n(.*?)```", read["README.md"], re.DOTALL)
+    (example,) = re.findall(r'```python title="test_net\.py"\n(.*?)```', read["docs/gate.md"], re.DOTALL)
+    (said,) = re.findall(r"^AssertionError: (.*)$", read["docs/gate.md"], re.MULTILINE)
+    pytester.makepyfile(net=net, test_net=example, test_less=example.replace("max_kernels=20", "max_kernels=3"))
+    result = pytester.runpytest_inprocess("--strict-markers", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=3, failed=1)
+    says(result, said)
 
 
 def test_one_byte_too_many_fails_and_names_value_limit_and_places(run):
