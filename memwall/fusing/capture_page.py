@@ -43,9 +43,8 @@ def _facts(found: FusedProfile, capture: Capture, brief: bool) -> list[tuple[str
     graphs = f"{len(capture.graphs)} run, {capture.captures} captured; {counted(inside, 'op')} in them"
     breaks, lines = sum(item.count for item in capture.breaks), counted(len(capture.breaks), "line")
     whole = "none: one graph" if len(capture.graphs) == 1 else "none"
-    kinds = (
-        "--all lists them" if brief else ", ".join(f"{kind} {count:,}" for kind, count in capture.guard_kinds.items())
-    )
+    most = sorted(capture.guard_kinds.items(), key=lambda item: -item[1])
+    kinds = "--all lists them" if brief else ", ".join(f"{kind} {count:,}" for kind, count in most)
     unmatched = f"; {capture.unmatched} ops have no counterpart" if capture.unmatched else ""
     return [
         ("graphs", f"{graphs}, {len(phases):,} outside{tail}"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import memwall.report.columns as col
 from memwall.analysis.savings import PolicySet, group_savings, missed_fusions, module_savings, policy_sets
 from memwall.analysis.verdict import verdict
-from memwall.core.units import few, size
+from memwall.core.units import few, percent, size
 from memwall.fusing.capture_page import capture_section
 from memwall.fusing.plan_diff import PlanDiff
 from memwall.fusing.rewrites import Family
@@ -231,10 +231,10 @@ def _agreement_section(gpu: str, agreed: PlanDiff) -> Section:
             f"{size(agreed.dram_bytes[0])} memwall, {size(agreed.dram_bytes[1])} Inductor"
             f" ({_ratio(*agreed.dram_bytes)})",
         ),
-        ("pairs of ops", f"{agreed.all_share:.1%} of {agreed.all_pairs:,} are fused in both plans or in neither"),
+        ("pairs of ops", f"{percent(agreed.all_share)} of {agreed.all_pairs:,} are fused in both plans or in neither"),
         (
             "neighbours",
-            f"{agreed.share:.1%} of {agreed.pairs:,} (one reads what the other wrote, or both read the same"
+            f"{percent(agreed.share)} of {agreed.pairs:,} (one reads what the other wrote, or both read the same"
             f" tensor); {agreed.only_first:,} fused by memwall alone, {agreed.only_second:,} by"
             " Inductor alone",
         ),

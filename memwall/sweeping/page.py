@@ -273,7 +273,7 @@ def _title(name: str) -> str:
 
 
 def _axis(name: str, values: Sequence[Any]) -> tuple[Sequence[Any], str]:
-    """The values of an axis and what it is called: ``time (ms)``, ``MFU``; an option's own name."""
+    """The values of an axis and what it is called: ``time (ms)``, ``MFU (%)``; an option's own name."""
     if name not in QUANTITIES:
         return values, name
     quantity = QUANTITIES[name]
@@ -281,7 +281,9 @@ def _axis(name: str, values: Sequence[Any]) -> tuple[Sequence[Any], str]:
     if unit == "s":  # as in tables
         scale, unit = time_unit(max((value for value in values if value is not None), default=0.0))
         values = [None if value is None else value / scale for value in values]
-    return values, label if unit in ("count", "fraction", "flag") else f"{label} ({unit})"
+    if unit == "fraction":
+        values, unit = [None if value is None else 100 * value for value in values], "%"
+    return values, label if unit in ("count", "flag") else f"{label} ({unit})"
 
 
 def _option(name: str, values: Sequence[Any]) -> col.CellColumn:

@@ -201,7 +201,7 @@ def _datasheet(machines: Sequence[Machine]) -> Table:
         (m.name, m.release or col.NOTHING, m.dram_bytes_per_s, m.dram_bytes, r, m.tdp_w or None)
         for m, r in zip(machines, ridge, strict=True)
     ]
-    columns = col.of(rows, ": 0, release: 1?")
+    columns = col.of(rows, "GPU: 0, release: 1?")
     for dtype in DTYPES:
         if any(peaks := [_peak(m, dtype) for m in machines]):
             column = col.fixed(_SHORT.get(dtype, dtype), f"T{rate_unit(dtype)}", peaks, 1e12, 1)
@@ -219,10 +219,10 @@ def _growth_table(machines: Sequence[Machine]) -> Table:
     """One row per quantity, or, for many machines, one row per machine."""
     keys = [key for key in GROWTH if any(m.growth.get(key) for m in machines[1:])]
     if len(machines) <= MAX_WIDE:
-        columns = [col.text("", [GROWTH[key] for key in keys])]
+        columns = [col.text("quantity", [GROWTH[key] for key in keys])]
         columns += [col.ratio(clean(m.name), [m.growth.get(key) for key in keys]) for m in machines[1:]]
         return col.table("", columns)
-    columns = [col.text("", [m.name for m in machines])]
+    columns = [col.text("GPU", [m.name for m in machines])]
     for key in keys:
         column, cells = col.ratio("", [m.growth.get(key) for m in machines])
         heading, _, unit = GROWTH[key].partition(" ")

@@ -77,7 +77,7 @@ def _device_section(device: MeasuredDevice, top: int) -> Section:
             (f"{r.executor} / {r.versus}", r.groups, r.ratio, r.geomean, r.worst, r.slower) for r in device.same_groups
         ]
         columns = [
-            *col.of(rows, ": 0, groups: 1 count"),
+            *col.of(rows, "first / second: 0, groups: 1 count"),
             col.seconds("first", [r.seconds for r in device.same_groups], like=like),
             col.seconds("second", [r.versus_seconds for r in device.same_groups], like=like),
             *col.of(rows, "ratio: 2 ratio, geomean: 3 ratio, worst: 4 ratio, slower: 5 count"),
