@@ -102,22 +102,23 @@ const page = { find() {}, says() { return ""; }, show() {} };
     rect.dataset.ink = label && label.nodeName === "text" ? label.getAttribute("fill") : fill ? `var(--on-${fill[1]})` : "#000";
   }
 
-  // -- modules by a regular expression: hits stand out, and their share is that of the outermost ones
+  // -- modules by a regular expression: hits stand out, and their share of each tree is that of the outermost ones
   const seek = (svg, pattern) => {
-    let count = 0, share = 0;
-    const outer = [];
+    let count = 0;
+    const shares = [], outer = [];
     for (const rect of all('rect[data-key^="zoom:"]', svg)) {
-      const path = rect.dataset.key.replace(/^zoom:(\d+):/, "$1 ");
-      const hit = pattern && (pattern.test(nameOf(rect)) || pattern.test(path.slice(path.indexOf(" ") + 1)));
+      const [, tree, path] = /^zoom:(\d+):(.*)$/s.exec(rect.dataset.key);
+      const hit = pattern && (pattern.test(nameOf(rect)) || pattern.test(path));
       rect.classList.toggle("hit", Boolean(hit));
       rect.classList.toggle("miss", Boolean(pattern) && !hit);
+      shares[tree] = shares[tree] || 0;
       if (!hit) continue;
       count += 1;
-      if (outer.some((other) => path === other || path.startsWith(`${other}.`) || other.endsWith(" "))) continue;
-      outer.push(path);
-      share += parseFloat((/<?([\d.]+) %$/.exec(rect.dataset.title) || [0, 0])[1]);
+      if (outer.some(([of, other]) => of === tree && (!other || path === other || path.startsWith(`${other}.`)))) continue;
+      outer.push([tree, path]);
+      shares[tree] += parseFloat((/<?([\d.]+) %$/.exec(rect.dataset.title) || [0, 0])[1]);
     }
-    return [count, share];
+    return [count, shares];
   };
   for (const choice of all(".choice")) {
     const pick = (number) => {
@@ -133,8 +134,9 @@ const page = { find() {}, says() { return ""; }, show() {} };
       said.textContent = "";
       line.hidden = !all('rect[data-key^="zoom:"]', choice).some((rect) => rect.ownerSVGElement.getClientRects().length);
       for (const svg of all("svg.chart", choice)) {
-        const [count, share] = seek(svg, pattern);
-        if (pattern && svg.getClientRects().length) said.textContent = `${count} found, ${share.toFixed(1)} % of the whole`;
+        const [count, shares] = seek(svg, pattern);
+        const told = shares.map((share) => `${share.toFixed(1)} %`).join(" and ");
+        if (pattern && told && svg.getClientRects().length) said.textContent = `${count} found, ${told} of the whole`;
       }
     };
     field.oninput = look;

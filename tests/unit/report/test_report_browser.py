@@ -11,9 +11,10 @@ from html import unescape
 import pytest
 
 from memwall.report import render
+from memwall.sweeping.compare import compare_profiles
 from tests.unit.places import CHROMIUM
 from tests.unit.processes import HANGS_S
-from tests.unit.report_fixture import HOSTILE_MODULE, make_profile
+from tests.unit.report_fixture import HOSTILE_MODULE, NEW, make_profile
 
 pytestmark = pytest.mark.browser
 
@@ -134,6 +135,17 @@ def test_modules_are_found_by_a_regular_expression_with_their_share(page, visit)
     assert count == hits > 0 < misses
     assert share[0] == pytest.approx(float(re.search(r"([\d.]+) %$", share[1])[1]))
     assert bad == "not a regular expression yet"
+
+
+def test_modules_before_and_after_have_a_share_each(visit):
+    """A step of one block, and of two: all of each, and not 200 % of one whole."""
+    both = compare_profiles([make_profile((NEW,), blocks=1), make_profile((NEW,), blocks=2)])
+    assert visit(render(both, "html"), """
+        every("button[data-pick]")[1].click();
+        const field = one('input[aria-label="find modules"]');
+        return [".", "(whole step)"].map((text) => { type(field, text); return field.parentNode.querySelector("span").textContent; })
+            .map((text) => text.replace(/^\\d+ found, /, ""));
+    """) == ["100.0 % and 100.0 % of the whole"] * 2  # fmt: skip
 
 
 def test_a_row_shows_its_details_and_its_marks(page, visit):
