@@ -143,8 +143,8 @@ def test_modules_before_and_after_have_a_share_each(visit):
     assert visit(render(both, "html"), """
         every("button[data-pick]")[1].click();
         const field = one('input[aria-label="find modules"]');
-        return [".", "(whole step)"].map((text) => { type(field, text); return field.parentNode.querySelector("span").textContent; })
-            .map((text) => text.replace(/^\\d+ found, /, ""));
+        const found = (text) => { type(field, text); return field.parentNode.querySelector("span").textContent; };
+        return [".", "(whole step)"].map((text) => found(text).replace(/^\\d+ found, /, ""));
     """) == ["100.0 % and 100.0 % of the whole"] * 2  # fmt: skip
 
 
