@@ -15,6 +15,7 @@ from memwall.analysis.quantities import SORT_KEYS
 from memwall.cli.output import SUFFIXES, Out
 from memwall.cli.parsing import SeveralOption
 from memwall.core.errors import UsageError, unknown
+from memwall.core.progress import listening
 from memwall.core.question import Option, options_of
 from memwall.step import Step
 
@@ -287,7 +288,8 @@ def common(page: str, suffixes: Mapping[str, str] = SUFFIXES) -> Callable[[F], F
             if not any(output.lower().endswith(_PICTURES) for output in outputs):
                 refuse_given(f"without -o FILE that ends in {', '.join(_PICTURES)}", "style", "picture")
             out = Out.of(outputs, as_json=as_json, style=style, quiet=quiet, no_progress=no_progress)
-            return function(out=out, **given)
+            with listening(out.messages.progress):
+                return function(out=out, **given)
 
         return _decorator(files, *pictures, as_json, quiet, no_progress, debug)(run)  # type: ignore[return-value]
 

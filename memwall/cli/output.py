@@ -35,7 +35,8 @@ GATE_SUFFIXES = {
 }  # fmt: skip
 
 #: Prefixes of a pipeline's progress messages.
-_STAGES = ("reading ", "tracing ", "simulating ", "measuring ", "planning ", "compiling ", "sweeping ", "searching ")
+_STAGES = ("reading ", "tracing ", "simulating ", "measuring ", "planning ", "compiling ", "sweeping ", "searching ",
+           "writing ")  # fmt: skip
 
 
 class Output(NamedTuple):
@@ -153,6 +154,12 @@ class Out:
         folder is missing or not writable; ``MissingError``: the kind needs a dependency that is not installed."""
         self.files = [plan_output(text, report.kinds, suffixes) for text in dict.fromkeys(self.paths)]
 
+    def _rendered(self, report: Report, output: Output) -> Any:
+        from memwall.report import render_pieces
+
+        self.messages.progress(f"writing {output.path}")
+        return render_pieces(report, output.kind, style=self.style)
+
     def show(
         self,
         report: Report,
@@ -167,9 +174,9 @@ class Out:
         from memwall.report import render_pieces
 
         end_if_forked()
-        self.messages.clear()
-        files = [(output.path, render_pieces(report, output.kind, style=self.style)) for output in self.files]
+        files = [(output.path, self._rendered(report, output)) for output in self.files]
         printed = render_pieces(report, "json") if self.as_json else render_pieces(report, "text", **_terminal())
+        self.messages.clear()
         before_files()
         _write(files, self.messages.say)
         before_print()

@@ -1,5 +1,5 @@
-"""The passing line of a command at work on a terminal: what it does, and a bar with rate and time left where that is
-counted and takes more than :data:`BAR_AFTER_S`.
+"""The passing line of a command at work on a terminal: what it does, and where that is counted and takes more than
+:data:`BAR_AFTER_S` the rate, and of a known total a bar and the time left.
 
 No thread draws it, so that a process with one may fork, and the cursor stays as it is, so that one which is killed
 leaves a whole terminal: both are why this is no ``rich.progress``.
@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, TextIO
 
-from memwall.core.progress import CountedLine
+from memwall.core.progress import SELDOM_S, CountedLine
 from memwall.core.structure import printable
 from memwall.core.units import duration
 
-#: seconds before there is a bar, and between two drawings of it
-BAR_AFTER_S, REDRAWN_S = 2.0, 0.1
+#: seconds before there is a bar
+BAR_AFTER_S = 2.0
 #: cells of a bar
 _CELLS = 20
 
@@ -50,7 +50,7 @@ class PassingLine:
             stage = message.what.partition(" ")[0], message.total
             if self._counted is None or self._counted.stage != stage or message.done < self._done:
                 self._counted = _Counted(stage, now, message.done)
-            elif now - self._drawn < REDRAWN_S and message.done < message.total:
+            elif now - self._drawn < SELDOM_S and message.done != message.total:
                 return
             self._drawn, self._done = now, message.done
             if now - self._began >= BAR_AFTER_S:
@@ -70,12 +70,13 @@ class PassingLine:
 
 
 def _figures(line: CountedLine, took_s: float, before: int) -> str:
-    """The bar, the rate since there were ``before`` parts, and the time left at that rate."""
+    """The bar, the rate since there were ``before`` parts, and the time left at that rate; without a total the rate
+    alone."""
     full = _CELLS * line.done // max(line.total, 1)
-    text = f" [{'#' * full}{'.' * (_CELLS - full)}] {line.done:,} of {line.total:,}"
+    text = f" [{'#' * full}{'.' * (_CELLS - full)}] {line.counts}" if line.total else f", {line.counts}"
     done = line.done - before
     if done <= 0 or took_s <= 0:
         return text
     each_s = took_s / done
     rate = f"{1 / each_s:,.0f}/s" if each_s < 0.1 else f"{duration(each_s)} each"
-    return f"{text}, {rate}, {duration(each_s * (line.total - line.done))} left"
+    return f"{text}, {rate}" + (f", {duration(each_s * (line.total - line.done))} left" if line.total else "")

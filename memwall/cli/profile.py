@@ -151,7 +151,7 @@ def _profile(
     totals: Sequence[Outcome] = ()
     if changes:
         with running("", out.messages):
-            totals = what_if(made, changes, made.gpus, made.policies, say=out.messages.progress)
+            totals = what_if(made, changes, made.gpus, made.policies)
     assumed = "; ".join(filter(None, (said(), "" if given["cluster"] else assumption(target, gpus))))
     if assumed and out.as_json:  # a record has no page to say it on
         out.messages.say(assumed)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from memwall.cli import options
 from memwall.cli.output import Messages
 from memwall.core.errors import UsageError
-from memwall.core.progress import listening
 from memwall.frontend.targets.sizes import split_sizes
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu, load_gpus, match_device
 from memwall.wings import part
@@ -178,7 +177,7 @@ def running(target: str, messages: Messages) -> Iterator[None]:
     process writes to file descriptor 1, so that standard output has the result alone; its progress is cleared after it.
     Raises ``MemwallError``: it left by ``sys.exit``, which is no result, whatever its code."""
     try:
-        with contextlib.redirect_stdout(sys.stderr), _descriptor_to_stderr(), listening(messages.progress):
+        with contextlib.redirect_stdout(sys.stderr), _descriptor_to_stderr():
             yield
     except (SystemExit, GeneratorExit) as error:
         from memwall.frontend.targets.blame import blame
@@ -220,6 +219,7 @@ def remember(profile: Profile, messages: Messages) -> None:
         if not path.parent.is_dir():
             path.parent.mkdir()
             (path.parent / ".gitignore").write_text("*\n", encoding="utf-8")
+        messages.progress(f"writing {path}")
         profile.save(path)
     except (OSError, UsageError) as error:
         reason = getattr(error, "strerror", None) or str(error).removesuffix("; nothing was written")

@@ -147,7 +147,7 @@ PLACES: Mapping[str, str] = _places({
     "torch._inductor.lowering": "inductor_lowering=",
     "torch._inductor.fx_passes.pad_mm": "inductor_pad_mm=",
     "torch._inductor.fx_passes.post_grad": "inductor_post_grad=",
-    "torch._inductor.scheduler": "inductor_scheduler= WhyNoFuse",
+    "torch._inductor.scheduler": "inductor_scheduler= InductorScheduler=Scheduler WhyNoFuse",
     "torch._inductor.codegen.triton": "inductor_triton= TritonOverrides TritonScheduling",
     "torch._inductor.utils": "inductor_utils= BoxedBool fused_kernel_name=get_fused_kernel_name",
     "torch._inductor.autoheuristic.autoheuristic": "AutoHeuristic",

@@ -22,13 +22,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Set
+from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from memwall.core.errors import MemwallError, MissingError, UsageError, signal_name
-from memwall.core.progress import listening
+from memwall.core.progress import listening, seldom
 
 #: the folder that holds this package
 HOME = str(Path(__file__).resolve().parents[2])
@@ -93,6 +94,7 @@ class Child:
         own_path: leave the working folder out of ``sys.path``.
         shown: what it prints goes to standard error; else it is kept for the last line.
         apart: each request is answered in a fork of the process; see :data:`FORKS`.
+        heard: what forks tell is heard too, ten lines a second at most; :meth:`fileno` is then readable for a line.
 
     Attributes:
         answered: the number of the request that the last answer, or error, belongs to; None where the process was lost.
@@ -111,6 +113,7 @@ class Child:
         own_path: bool = False,
         shown: bool = False,
         apart: bool = False,
+        heard: bool = False,
     ) -> None:
         check_children()
         self.answered: int | None = None
@@ -120,11 +123,11 @@ class Child:
         self._pipe: Connection[Any, Any] = mine
         self._kept = None if shown else tempfile.TemporaryFile()  # noqa: SIM115  closed by stop()
         output = sys.stderr if shown and _has_descriptor(sys.stderr) else subprocess.DEVNULL
-        options = ["-P"] if own_path else []
+        options, how = ["-P"] * own_path, ["apart"] * self._apart + ["heard"] * heard
         named = target if isinstance(target, str) else f"{target.__module__}:{target.__qualname__}"
         try:
             self._process = subprocess.Popen(
-                [sys.executable, *options, "-c", _START, str(theirs.fileno()), named, *["apart"] * self._apart],
+                [sys.executable, *options, "-c", _START, str(theirs.fileno()), named, *how],
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 cwd=folder,
@@ -168,7 +171,7 @@ class Child:
 
     def receive(self, limit_s: float | None, say: Callable[[str], None] = lambda line: None) -> Any:
         """The next answer, whichever request it belongs to; None waits without a limit. ``say`` is called with the
-        lines that the target tells (:mod:`memwall.core.progress`) until then; one that is ``apart`` is not heard.
+        lines that the target tells (:mod:`memwall.core.progress`) until then; one ``apart`` where it is ``heard``.
 
         Raises:
             MemwallError: what the target has raised.
@@ -263,7 +266,8 @@ def _has_descriptor(stream: Any) -> bool:
 
 def serve() -> None:
     """Answer until the pipe closes."""
-    descriptor, target, apart = int(sys.argv[1]), sys.argv[2], sys.argv[3:] == ["apart"]
+    descriptor, target, apart = int(sys.argv[1]), sys.argv[2], "apart" in sys.argv[3:]
+    hears, told = multiprocessing.Pipe(duplex=False) if "heard" in sys.argv[3:] else (None, None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     answering()
     lifeline, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
@@ -293,15 +297,17 @@ def serve() -> None:
             number += 1
             # what the target raises ends this process, or the fork
             if apart:
-                process, place = _forked(answer, question, lifeline, pipe)
+                process, place = _forked(answer, question, lifeline, pipe, told)
                 forks[process] = number, place
             else:
                 with listening(lambda line: _pass_on(pipe, line)):
                     made = pickle.dumps(_answered(answer, question))
                 _reply(pipe, number, made)
-        for process in list(forks):
-            ended, status = os.waitpid(process, os.WNOHANG)
-            if ended:
+        waited = [os.waitpid(process, os.WNOHANG) for process in forks]
+        while hears is not None and hears.poll():
+            _pass_on(pipe, hears.recv())
+        for process, status in waited:
+            if process:
                 asked, place = forks.pop(process)
                 _end_all_but(own | forks.keys())
                 _reply(pipe, asked, _made(place, os.waitstatus_to_exitcode(status)))
@@ -342,6 +348,10 @@ def _reply(pipe: Connection[Any, Any], number: int, made: bytes) -> None:
         pipe.send_bytes(made)
 
 
+def _silent(line: str) -> None:
+    """Nobody hears a line."""
+
+
 def _pass_on(pipe: Connection[Any, Any], line: str) -> None:
     """A line of progress; what the target has forked is not heard."""
     if _answering == os.getpid():
@@ -360,9 +370,14 @@ def _answered(answer: Callable[..., Any], question: tuple[Any, ...]) -> tuple[bo
 
 
 def _forked(
-    answer: Callable[..., Any], question: tuple[Any, ...], lifeline: int, pipe: Connection[Any, Any]
+    answer: Callable[..., Any],
+    question: tuple[Any, ...],
+    lifeline: int,
+    pipe: Connection[Any, Any],
+    told: Connection[Any, Any] | None,
 ) -> tuple[int, IO[bytes]]:
-    """A fork of this process that answers, and the file that its pickled answer will be in."""
+    """A fork of this process that answers, and the file that its pickled answer will be in; ``told`` gets what it
+    tells."""
     place = tempfile.TemporaryFile()  # noqa: SIM115  closed when it is read
     process = os.fork()
     if not process:
@@ -372,7 +387,8 @@ def _forked(
         _end_with(lifeline)
         code = 1
         try:
-            place.write(pickle.dumps(_answered(answer, question)))
+            with listening(_silent if told is None else seldom(partial(_pass_on, told))):
+                place.write(pickle.dumps(_answered(answer, question)))
             place.flush()
             code = 0
         except BaseException:

@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
 from typing import TypeVar
 
 T = TypeVar("T")
 
+#: seconds between two lines that count, for who is told seldom, and between two drawings of a bar
+SELDOM_S = 0.1
+
 
 class CountedLine(str):
-    """A line that says how far some work is: ``what``, and ``done`` of ``total`` of its parts."""
+    """A line that says how far some work is: ``what``, and ``done`` of ``total`` of its parts; 0: nobody knows of how
+    many."""
 
     __slots__ = ("done", "total", "what")
     what: str
     done: int
     total: int
 
-    def __new__(cls, what: str, done: int, total: int, text: str = "") -> CountedLine:
+    def __new__(cls, what: str, done: int, total: int = 0, text: str = "") -> CountedLine:
         """``text`` is the whole line, where it is more than what and the counts."""
-        line = super().__new__(cls, text or f"{what}, {done:,} of {total:,}")
+        line = super().__new__(cls, text or f"{what}, {_count(done, total)}")
         line.what, line.done, line.total = what, done, total
         return line
 
     def __reduce__(self) -> tuple[type[CountedLine], tuple[str, int, int, str]]:
         """What a pickle makes it of again."""
         return CountedLine, (self.what, self.done, self.total, str(self))
+
+    @property
+    def counts(self) -> str:
+        """``3 of 12``, or ``1,200`` where nobody knows of how many."""
+        return _count(self.done, self.total)
+
+
+def _count(done: int, total: int) -> str:
+    return f"{done:,} of {total:,}" if total else f"{done:,}"
 
 
 #: who hears what is told
@@ -48,6 +62,19 @@ def listening(say: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         _hears.reset(before)
+
+
+def seldom(say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> Callable[[str], None]:
+    """What says lines that count ten times a second at most, and all others: for lines that go far."""
+    last_s = float("-inf")
+
+    def tell(line: str) -> None:
+        nonlocal last_s
+        if not isinstance(line, CountedLine) or clock() - last_s >= SELDOM_S:
+            last_s = clock()
+            say(line)
+
+    return tell
 
 
 def counting(items: Collection[T], what: str, say: Callable[[str], None]) -> Iterator[T]:

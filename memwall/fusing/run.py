@@ -234,7 +234,7 @@ def fused(
     maker.check(policies)
     made = profile.with_simulations(tuple(maker.schedules))
     named = list(dict.fromkeys(schedule.policy for schedule in maker.schedules))
-    outcomes = what_if(made, changes, gpus, named, maker.planned, say)
+    outcomes = what_if(made, changes, gpus, named, maker.planned)
     return FusedProfile(
         made,
         maker.prices(gpus),

@@ -8,6 +8,7 @@ from importlib import import_module
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
 from memwall.core.graph import Graph
+from memwall.core.progress import tell
 from memwall.fusion.plan import Group, Plan
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
@@ -111,4 +112,6 @@ def plan_graph(
     """
     if policy not in POLICIES:
         raise UsageError(f"no policy named {policy!r}; there is {', '.join(POLICIES)}")
+    if policy != "eager":
+        tell(f"planning {len(graph.ops):,} ops by {policy}")
     return POLICIES[policy](graph, costs, gpu, regions)

@@ -197,7 +197,9 @@ class Tracers:
     def traced(
         self, jobs: Sequence[tuple[Tree, TraceJob]], say: Callable[[str], None] = lambda message: None
     ) -> list[TraceOutcome]:
-        """What became of each job; as many run at a time as there are cores. ``say`` is told how many are done."""
+        """What became of each job; as many run at a time as there are cores. ``say`` is told how many are done, and of
+        a lone job how far it is."""
+        alone = say if len(jobs) == 1 else lambda line: None
         waiting = deque(enumerate(jobs))
         busy: dict[tuple[Any, int], tuple[int, TraceJob]] = {}
         found: dict[int, TraceOutcome] = {}
@@ -211,7 +213,7 @@ class Tracers:
                 say(CountedLine("tracing workloads", len(found), len(jobs)))
                 ready: list[Any] = wait(dict.fromkeys(child for child, _ in busy))
                 for child in ready:
-                    answer = self._answer(child)
+                    answer = self._answer(child, alone)
                     for key in [key for key in busy if key[0] is child and child.answered in (None, key[1])]:
                         place, job = busy.pop(key)
                         found[place] = (
@@ -230,14 +232,14 @@ class Tracers:
         if not (FORKS and self._children):
             # the order of a set in a model is no difference between base and head
             variables = {**environment(), "PYTHONHASHSEED": "0"}
-            child = Child(self._target, variables, folder=Path("/"), own_path=True, shown=True, apart=True)
+            child = Child(self._target, variables, folder=Path("/"), own_path=True, shown=True, apart=True, heard=True)
             self._children.append(child)
         return self._children[-1]
 
-    def _answer(self, child: Child) -> TraceOutcome | str:
+    def _answer(self, child: Child, say: Callable[[str], None]) -> TraceOutcome | str:
         """What became of the next job that a server has finished, or the reason why it gave no answer."""
         try:
-            row: TraceOutcome = child.receive(None)
+            row: TraceOutcome = child.receive(None, say)
         except Lost as lost:
             ended = lost.code is not None and lost.code >= 0
             return f"{lost}: the model ended it, as os._exit does" if ended else str(lost)

@@ -11,6 +11,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -24,6 +25,7 @@ from memwall.core.compat import (
     FakeTensor,
     FakeTensorMode,
     GraphLowering,
+    InductorScheduler,
     WhyNoFuse,
     destroy_library,
     dispatch_cache,
@@ -239,11 +241,17 @@ def schedule(
         refusals[reason] += 1
 
     original: Callable[[Any, Node], Any] = GraphLowering.run_node
+    fuses: Callable[..., bool] = InductorScheduler.can_fuse
+    tried = count(1)
 
     def run_node(lowering: Any, node: Node) -> Any:
         results[node] = original(lowering, node)
         tell(CountedLine("compiling calls by Inductor", len(results), len(lowering.module.graph.nodes)))
         return results[node]
+
+    def can_fuse(*pair: Any, **how: Any) -> bool:
+        tell(CountedLine("compiling by Inductor, pairs that it may fuse", next(tried)))
+        return fuses(*pair, **how)
 
     def stop(lowering: Any) -> None:
         tell(f"compiling by Inductor, fusing {len(lowering.operations):,} loops and calls")
@@ -260,6 +268,7 @@ def schedule(
     with (
         patch.object(GraphLowering, "compile_to_module", stop),
         patch.object(WhyNoFuse, "__call__", refuse),
+        patch.object(InductorScheduler, "can_fuse", can_fuse),
         patch.object(GraphLowering, "run_node", run_node),
         _kept_sources(sources) if source else contextlib.nullcontext(),
         V.set_fake_mode(mode),

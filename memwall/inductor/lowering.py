@@ -17,6 +17,7 @@ from memwall.core.errors import MemwallError, MissingError, UsageError, need
 from memwall.core.files import uncollected
 from memwall.core.flow import Flow
 from memwall.core.graph import EAGER, Graph, Op
+from memwall.core.progress import tell
 from memwall.fusion.ideal import attention_scores
 from memwall.fusion.rules import MATRIX_CLASSES
 from memwall.hardware.lookup import Gpu
@@ -47,6 +48,7 @@ def lower(
     """
     if device != "cpu":
         need("triton", "triton")
+    tell(f"compiling {len(graph.ops):,} ops by Inductor")
     try:
         if device != "cpu":
             _check_dtypes(graph, gpu)

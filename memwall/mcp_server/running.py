@@ -20,6 +20,7 @@ from memwall.cli.output import Messages, Out
 from memwall.cli.parsing import CommandLineError
 from memwall.core.errors import MemwallError, UsageError
 from memwall.core.process import FORKS, end_if_forked
+from memwall.core.progress import seldom
 from memwall.mcp_server.answer import answer_of_report
 from memwall.mcp_server.folder import wall_in
 from memwall.mcp_server.tools import TOOLS, command_of
@@ -191,7 +192,7 @@ def _teller(asked: AskedTool) -> Callable[[str], None]:
         with contextlib.suppress(OSError):
             os.write(pipe, f"{asked.record} {line}\n".encode(errors="replace")[: 4 * _LINE])
 
-    return tell
+    return seldom(tell)
 
 
 def _limit_memory(most_bytes: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 from memwall.cli.output import Messages
 from memwall.cli.passing import PassingLine
 from memwall.core.best_first import best_first
-from memwall.core.progress import CountedLine, counting, listening, tell
+from memwall.core.progress import CountedLine, counting, listening, seldom, tell
 
 
 class Terminal(io.StringIO):
@@ -67,6 +67,13 @@ def test_a_bar_has_the_count_the_rate_and_the_time_left(screen):
 def test_many_parts_a_second_are_a_rate(screen):
     at(screen, 0.0, CountedLine("sweeping", 0, 1000))
     assert at(screen, 4.0, CountedLine("sweeping", 400, 1000)).endswith("400 of 1,000, 100/s, 6.00 s left")
+
+
+def test_parts_without_a_total_have_a_rate_and_no_bar(screen):
+    """1,000 ops more in 4 s are 250 a second; of how many nobody knows."""
+    assert at(screen, 0.0, CountedLine("tracing forward ops", 200)) == "tracing forward ops, 200"
+    assert at(screen, 4.0, CountedLine("tracing forward ops", 1200)) == "tracing forward ops, 1,200, 250/s"
+    assert at(screen, 4.05, CountedLine("tracing forward ops", 1250)) == "tracing forward ops, 1,200, 250/s"
 
 
 def test_the_rate_is_that_of_the_stage_and_not_of_what_was_before(screen):
@@ -150,6 +157,17 @@ def test_what_is_told_is_heard_while_somebody_listens():
         tell("while")
     tell("after")
     assert lines == ["while"]
+
+
+def test_who_is_told_seldom_hears_ten_counts_a_second_and_every_other_line():
+    lines: list[str] = []
+    clock = Clock()
+    say = seldom(lines.append, clock)
+    for now, line in [(0.0, CountedLine("tracing", 1)), (0.05, CountedLine("tracing", 2)), (0.06, "simulating"),
+                      (0.2, CountedLine("tracing", 3))]:  # fmt: skip
+        clock.now = now
+        say(line)
+    assert lines == ["tracing, 1", "simulating", "tracing, 3"]
 
 
 def test_a_search_says_how_many_candidates_it_has_looked_at():

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from memwall.core.errors import UsageError, nearest
+from memwall.core.progress import tell
 from memwall.frontend.program import Program, not_a_module
 from memwall.frontend.targets.contract import Source, Workload, by_contract, by_name
 from memwall.frontend.targets.expression import is_expression, workload_of_expression
@@ -106,6 +107,7 @@ def named(
         UsageError: there is no such target, it breaks the contract, or running it raised.
         MissingError: ``hf:`` without transformers.
     """
+    tell(f"reading {target}")
     kind, place, name = split_target(target)
     if not place:
         raise UsageError(f"{target!r} names nothing; want {KINDS}")

@@ -81,6 +81,9 @@ class RegionRecorder(Recorder):
         """Dynamo compiles while the recorder is open, and the recorder is closed while Dynamo compiles."""
         return True
 
+    def told(self, count: int) -> None:
+        """The run under Dynamo says how far it is, of the ops of a trace before."""
+
     def own(self, tensor: torch.Tensor, path: str) -> None:
         """Gradients are accumulated outside all graphs, so parameters belong to none."""
 

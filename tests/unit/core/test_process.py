@@ -89,6 +89,20 @@ def test_it_says_how_far_it_is_before_it_answers(start):
     assert (lines[0].what, lines[0].done, lines[0].total) == ("measuring", 2, 9)
 
 
+def test_a_request_apart_says_how_far_it_is_where_it_is_heard(start):
+    lines = []
+    child = start(apart=True, heard=True)
+    assert child.ask(60.0, "tell", 2, 9, say=lines.append) == ("tell", (2, 9))
+    assert child.ask(60.0, "tell", 3, 9, say=lines.append) == ("tell", (3, 9))
+    assert lines == ["measuring, 2 of 9", "measuring, 3 of 9"]
+
+
+def test_a_request_apart_is_else_not_heard(start):
+    lines = []
+    assert start(apart=True).ask(60.0, "tell", 2, 9, say=lines.append) == ("tell", (2, 9))
+    assert lines == []
+
+
 def test_lines_that_nobody_asked_for_are_no_answers(start):
     assert start().ask(60.0, "tell", 2, 9) == ("tell", (2, 9))
 

@@ -18,6 +18,7 @@ import torch
 from memwall.core import compat
 from memwall.core.errors import TooManyOps, UsageError
 from memwall.core.graph import HELD, Graph, Op, Storage, TensorSpec, Value
+from memwall.core.progress import CountedLine, tell
 from memwall.frontend.torch.dispatch.bodies import body_of
 from memwall.frontend.torch.dispatch.origin import ModuleTimeline, Passes, SourceLines
 from memwall.frontend.torch.dispatch.rebinding import rebind
@@ -45,6 +46,8 @@ from memwall.ops import classify
 from memwall.ops.registry import find_row
 from memwall.ops.signatures import DROPPED_ATTRIBUTES, Signature, signature_of
 
+#: ops between two lines of progress
+_TOLD = 50
 _BACKENDS = {"meta": compat.DispatchKey.Meta, "cpu": compat.DispatchKey.CPU}
 
 
@@ -365,8 +368,14 @@ class Recorder(compat.TorchDispatchMode):
         number, known = len(self.ops), (op.stream, op.waits) if copied else None
         stream, waits = self.streams.issue(self.values, op.inputs, op.outputs, known)
         self.ops.append(replace(op, id=number, stream=stream, waits=waits))
+        if not number % _TOLD:
+            self.told(number)
         if number + 1 >= self.max_ops // 4:
             self._watch_length(number + 1)
+
+    def told(self, count: int) -> None:
+        """Say how many ops there are; how many there will be nobody knows."""
+        tell(CountedLine(f"tracing {self.phase} ops", count))
 
     def _watch_length(self, count: int) -> None:
         if count > self.max_ops:
