@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from memwall.conflicts import applying_policies, check_step, refuse_options_of_torch
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
+from memwall.core.progress import heard, tell
 from memwall.core.question import completed, signature_of
 from memwall.frontend.hlo.sheet import HloArgument
 from memwall.frontend.program import Program, TraceOptions, TraceResult
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 Names = str | Gpu | Iterable[str | Gpu]
 
 
+@heard
 @signature_of(Step)
 def profile(
     module_or_target: nn.Module | Workload | Program | str | Path,
@@ -73,26 +75,23 @@ def profile(
     def subject(asked: Step, gpu: Gpu) -> Workload | Program:
         return subject_of(module_or_target, asked, gpu, inputs, loss)
 
-    return _made(subject, gpu, policy_names(policy), progress or (lambda message: None), completed(Step, step))
+    return _made(subject, gpu, policy_names(policy), completed(Step, step))
 
 
-def profile_beside(
-    target: str | Path, gpu: Names | None, policy: Iterable[str], say: Callable[[str], None], step: Any
-) -> Profile:
+def profile_beside(target: str | Path, gpu: Names | None, policy: Iterable[str], step: Any) -> Profile:
     """As :func:`profile`, of one of several targets that stand side by side: policies that are of other programs are
     left out. Raises ``UsageError``: none is left, or as there."""
 
     def subject(asked: Step, gpu: Gpu) -> Workload | Program:
         return subject_of(target, asked, gpu)
 
-    return _made(subject, gpu, policy_names(policy), say, completed(Step, step), beside=True)
+    return _made(subject, gpu, policy_names(policy), completed(Step, step), beside=True)
 
 
 def _made(
     subject: Callable[[Step, Gpu], Workload | Program],
     gpu: Names | None,
     policies: Sequence[str],
-    say: Callable[[str], None],
     asked: Step,
     *,
     beside: bool = False,
@@ -103,19 +102,19 @@ def _made(
     with uncollected(), seeded(), started(asked["world"], asked["rank"], gpus[0]):
         workload = subject(asked, gpus[0])
         policies = applying_policies(policies, isinstance(workload, Program), workload.name, beside=beside)
-        say(f"tracing {workload.name}")
+        tell(f"tracing {workload.name}")
         compiled = set(policies) == {"inductor"}
         options = replace(_trace_options(asked, gpus[0]), compiled=compiled)
-        traced = _traced(workload, asked, options, say)
+        traced = _traced(workload, asked, options)
         result = profile_of(traced)
         if isinstance(workload, Program):
             result = replace(result, program=cache(partial(workload.exported, options)))
         result = _with_other_kernels(_alone(result, asked["world"]).on(gpus), asked["attention"])
         if doubt := of_another_gpu(result, gpus):
-            say(doubt)
+            tell(doubt)
         if asked["strict"] and result.coverage.unmodeled:
             raise UsageError(f"--strict: no formula models {', '.join(result.coverage.unmodeled)}")
-        say(f"simulating {len(result.graph.ops):,} ops on {', '.join(g.name for g in gpus)}")
+        tell(f"simulating {len(result.graph.ops):,} ops on {', '.join(g.name for g in gpus)}")
         return _simulated(result, gpus, policies, asked["cuda_graph"])
 
 
@@ -136,14 +135,14 @@ def _trace_options(asked: Step, gpu: Gpu) -> TraceOptions:
     )
 
 
-def _traced(subject: Workload | Program, asked: Step, options: TraceOptions, say: Callable[[str], None]) -> TraceResult:
+def _traced(subject: Workload | Program, asked: Step, options: TraceOptions) -> TraceResult:
     """The trace of a torch workload, or of a program by its own front end."""
     if isinstance(subject, Program):
         refuse_options_of_torch(subject, asked)
         return subject.traced(options)
     from memwall.frontend.torch import trace
 
-    return trace(subject, options, say)
+    return trace(subject, options, tell)
 
 
 def _alone(made: Profile, world: int | None) -> Profile:

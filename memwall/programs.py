@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from memwall.core.progress import tell
 from memwall.frontend.targets.seeds import seeded
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
 from memwall.pipeline import started
@@ -18,11 +19,7 @@ from memwall.subjects import workload_of
 
 
 def profile_ranks(
-    made: Profile,
-    target: Any,
-    options: Mapping[str, Any],
-    trace: Callable[[int], Profile],
-    say: Callable[[str], None] = lambda message: None,
+    made: Profile, target: Any, options: Mapping[str, Any], trace: Callable[[int], Profile]
 ) -> dict[int, Profile]:
     """Each rank of the pipeline of a profiled one, with its profile, or the profile of an earlier rank that does the
     same; nothing of a program without a pipeline.
@@ -38,7 +35,7 @@ def profile_ranks(
     pipeline = made.traced.pipeline
     if pipeline is None or len(pipeline.ranks) < 2:
         return {}
-    say(f"tracing which of {len(pipeline.ranks)} ranks differ")
+    tell(f"tracing which of {len(pipeline.ranks)} ranks differ")
     like, job = ranks_alike(made, target, options), made.traced.job
     profiles = {job.rank: made} if job else {}
     return {rank: profiles[of] if of in profiles else profiles.setdefault(of, trace(of)) for rank, of in like.items()}

@@ -25,6 +25,7 @@ from memwall.codegen import Kernel, generate  # noqa: E402
 from memwall.codegen.compiling import Resources, compile_all  # noqa: E402
 from memwall.codegen.planned import CompiledPlan, compiled_plan, distinct_kernels  # noqa: E402
 from memwall.core.flow import Flow  # noqa: E402
+from memwall.core.progress import listening  # noqa: E402
 from memwall.fusion.planner import memwall_plan  # noqa: E402
 from memwall.hardware.lookup import Gpu  # noqa: E402
 from memwall.record.kernels import short_name  # noqa: E402
@@ -65,7 +66,8 @@ def compile_workloads(names: Sequence[str]) -> list[Row]:
         for mode in MODES
     ]
     pairs = [(kernel, name) for *_, record in traced for name in names for kernel in kernels(record, boards[name])]
-    compile_all(pairs, say=lambda message: print(message, flush=True))
+    with listening(lambda message: print(message, flush=True)):
+        compile_all(pairs)
     rows = []
     for workload, mode, record in traced:
         for name, gpu in boards.items():

@@ -17,7 +17,7 @@ from memwall.analysis.pipes import main_pipe
 from memwall.analysis.whatif import outcome, parse_change
 from memwall.core.errors import MissingError, UsageError
 from memwall.core.graph import Pipe
-from memwall.core.progress import counting, tell
+from memwall.core.progress import counting
 from memwall.core.structure import finite
 from memwall.core.units import listed
 from memwall.fusion import REWRITING
@@ -193,7 +193,7 @@ def _numbers(profile: Profile, schedule: Schedule) -> Iterator[MadeLever]:
         gpu, is_issued and gpu.cpu is None, any(cost.link_bytes for cost in profile.costs[schedule.graph])
     )
     dtypes = [Number(f"matmuls in {dtype}", f"dtype={dtype}", "") for dtype in _dtypes(profile, schedule)]
-    for number in counting((*known, *dtypes), "simulating changes", tell):
+    for number in counting((*known, *dtypes), "simulating changes"):
         try:
             told = outcome(profile, schedule, [parse_change(number.change)])
         except (MissingError, UsageError):  # no torch, or no attention that the model allows in that dtype

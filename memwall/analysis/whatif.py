@@ -20,7 +20,7 @@ from typing import Any
 from memwall.analysis.dtypes import DTYPES, in_dtype, known_dtype
 from memwall.core.errors import UsageError, suggest
 from memwall.core.graph import Graph, Pipe
-from memwall.core.progress import counting, tell
+from memwall.core.progress import counting
 from memwall.core.structure import BadRecord, shown
 from memwall.fusion import why_not
 from memwall.fusion.hand_fused import fuse_modules, modules_of
@@ -279,7 +279,7 @@ def what_if(
     every = [(some, schedule) for some in sets for schedule in before]
     return [
         outcome(profile, schedule, some, (regions or {}).get(schedule.graph))
-        for some, schedule in counting(every, "simulating what-ifs", tell)
+        for some, schedule in counting(every, "simulating what-ifs")
     ]
 
 

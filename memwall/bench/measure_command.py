@@ -73,7 +73,7 @@ def command(target: str, record: str | None, out: Out, **given: Any) -> int:
     paths = [output.path for output in out.files if output.kind == "json" and "strict_device" not in timing]
     try:
         with running(target, messages):
-            profile = measure(source, progress=messages.progress, updated=_writer(paths), **timing, **keywords)
+            profile = measure(source, updated=_writer(paths), **timing, **keywords)
     except Interrupted as interrupted:
         profile, code = interrupted.profile, INTERRUPTED
     if folder is not None and not code:

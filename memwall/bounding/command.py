@@ -62,7 +62,7 @@ def command(target: str | None, gpus: tuple[str, ...], problems: str | None, out
     keywords = options.profile_options(given, "" if is_record(str(target)) else "inference")
     found = None if keywords.get("cluster") and not gpus else chosen_gpus(gpus, out.messages.say)
     with running(str(target), out.messages):
-        made = bound(target, gpu=found, progress=out.messages.progress, **asked, **keywords)
+        made = bound(target, gpu=found, **asked, **keywords)
     out.show(BoundReport(made))
 
 
@@ -78,5 +78,5 @@ def _in_bulk(path: str, gpus: tuple[str, ...], out: Out, given: dict[str, Any]) 
     found = chosen_gpus(gpus, out.messages.say)
     rows = read_problems(path, found)
     with running(path, out.messages):
-        made = solved(rows, baseline, out.messages.progress, **keywords)
+        made = solved(rows, baseline, **keywords)
     out.show(ProblemsReport(made, baseline))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median
@@ -98,18 +98,16 @@ def read_problems(path: str, gpus: Sequence[Gpu]) -> list[BoundProblem]:
     return found
 
 
-def solved(
-    rows: Sequence[BoundProblem], baseline: str, say: Callable[[str], None], **step: Any
-) -> tuple[SolvedProblem, ...]:
+def solved(rows: Sequence[BoundProblem], baseline: str, **step: Any) -> tuple[SolvedProblem, ...]:
     """The answers to rows, in order; targets that stand several times are traced once. A row that has no answer says
     why."""
     gpus: dict[str, dict[str, Gpu]] = {}
     for row in rows:
         gpus.setdefault(row.problem, {})[row.gpu.name] = row.gpu
     known: dict[tuple[str, str], KernelBound | str] = {}
-    for target, asked in counting(gpus.items(), "tracing problems", say):
+    for target, asked in counting(gpus.items(), "tracing problems"):
         try:
-            made = profiled(target, list(asked.values()), lambda message: None, step)
+            made = profiled(target, list(asked.values()), step)
             answers = bounds(made, ("eager", "memwall"), baseline, brief=True)
             known.update({(target, answer.gpu): answer for answer in answers})
         except MemwallError as error:

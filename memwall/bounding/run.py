@@ -19,6 +19,7 @@ from memwall.bounding.question import BASELINES, BoundOptions, BoundStep, at_clo
 from memwall.bounding.stored import SPLIT, in_parts, in_stored_dtypes
 from memwall.core.errors import MissingError, UsageError
 from memwall.core.graph import Graph
+from memwall.core.progress import heard
 from memwall.core.question import completed, part_of, signature_of
 from memwall.core.units import duration, percent
 from memwall.fusion.ideal import one_kernel
@@ -43,6 +44,7 @@ RUNS = ("eager", "inductor", "memwall")
 _MOST_LEVERS = 3
 
 
+@heard
 @signature_of(BoundOptions, Step)
 def bound(
     target: Any,
@@ -78,16 +80,14 @@ def bound(
         raise UsageError("cuda_graph says how the host issues kernels, and a bound is of the GPU alone")
     named = asked_gpus(gpu or gpu_of(step.get("cluster")), step.get("host"))
     gpus = [at_clock(each, question["clock"]) for each in joined(named, step.get("cluster"), step.get("world"))]
-    made = profiled(target, gpus, progress or (lambda message: None), step, inputs=inputs, loss=loss)
+    made = profiled(target, gpus, step, inputs=inputs, loss=loss)
     wanted = None if policy is None else policy_names(policy)
     answers = bounds(made, wanted, question["baseline"], question["kernel"], question["measured"])
     shown = str(target) if isinstance(target, str) else made.workload.target or made.workload.name
     return KernelBounds(target=shown, name=made.workload.name, answers=answers)
 
 
-def profiled(
-    target: Any, gpus: Sequence[Gpu], say: Callable[[str], None], step: Any, *, inputs: Any = None, loss: Any = None
-) -> Profile:
+def profiled(target: Any, gpus: Sequence[Gpu], step: Any, *, inputs: Any = None, loss: Any = None) -> Profile:
     """The profile of a target on some GPUs, traced or read; arguments and errors as of :func:`bound`."""
     from memwall.frontend.targets.target import is_saved
 
@@ -97,7 +97,7 @@ def profiled(
         if step:
             raise UsageError(f"{next(iter(step))} says how to trace, and {target.workload.name} is traced already")
         return resimulate(target, gpus)
-    return profile(target, inputs, gpu=gpus, loss=loss, progress=say, **step)
+    return profile(target, inputs, gpu=gpus, loss=loss, **step)
 
 
 def bounds(

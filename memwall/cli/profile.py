@@ -38,7 +38,7 @@ def _ranks(made: Profile, target: str, gpus: tuple[str, ...], workload: dict[str
         return make_profile(target, gpus, {**workload, "rank": rank}, out.messages)
 
     with running(target, out.messages):
-        return profile_ranks(made, target, options.profile_options(workload), trace, out.messages.progress)
+        return profile_ranks(made, target, options.profile_options(workload), trace)
 
 
 @click.command(

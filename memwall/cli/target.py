@@ -102,7 +102,7 @@ class ModelTarget:
         with running(workload.target, self.messages):
             gpus = changes.pop("gpu", self.gpus)
             keywords = options.profile_options({**given, **changes})
-            return profile(workload, gpu=gpus, progress=self.messages.progress, **keywords)
+            return profile(workload, gpu=gpus, **keywords)
 
     def retrace(self, **changes: Any) -> Profile:
         """The model with another ``attention``, on some of its GPUs, or another ``optimizer``."""
@@ -136,8 +136,8 @@ def make_profile(
 
         if beside:
             policies = keywords.pop("policy", None) or ["eager"]
-            return profile_beside(target, gpus, policies, messages.progress, keywords)
-        return profile(target, gpu=gpus, progress=messages.progress, **keywords)
+            return profile_beside(target, gpus, policies, keywords)
+        return profile(target, gpu=gpus, **keywords)
 
 
 def _again(target: str, names: Sequence[str | Gpu], keywords: dict[str, Any], messages: Messages) -> Profile:

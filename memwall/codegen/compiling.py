@@ -17,7 +17,7 @@ import io
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
@@ -32,7 +32,7 @@ from memwall.codegen.occupancy import occupancy
 from memwall.core.cache import cache_folder, keep, kept
 from memwall.core.errors import MissingError, install
 from memwall.core.process import Child, Lost, environment
-from memwall.core.progress import CountedLine
+from memwall.core.progress import CountedLine, tell
 from memwall.core.sources import load_source, source_hash
 from memwall.frontend.triton.launch import triton_target
 
@@ -42,8 +42,6 @@ LIMIT_S = 120.0
 WORKERS = 2
 #: incremented when the results change: older ones are then ignored
 FORMAT = 1
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +67,7 @@ class Resources:
 
 
 def compile_all(
-    pairs: Sequence[tuple[Kernel, str]],
-    *,
-    cache: Path | None = None,
-    workers: int = WORKERS,
-    limit_s: float = LIMIT_S,
-    say: Say = lambda message: None,
+    pairs: Sequence[tuple[Kernel, str]], *, cache: Path | None = None, workers: int = WORKERS, limit_s: float = LIMIT_S
 ) -> list[tuple[Resources, ...]]:
     """Resources of each launch of some kernels, each on an architecture.
 
@@ -82,7 +75,6 @@ def compile_all(
         cache: folder of earlier results; None takes :func:`default_cache`.
         workers: concurrent compilers.
         limit_s: seconds that one launch may take.
-        say: called with one-line messages.
 
     Raises:
         MissingError: Triton is not installed.
@@ -102,7 +94,7 @@ def compile_all(
         if "error" not in answer:
             keep(folder / f"{key}.kept", json.dumps(answer, sort_keys=True))
         kernel, _, architecture = jobs[key]
-        say(CountedLine(f"compiling {kernel.name} for {architecture}", number, len(missing)))
+        tell(CountedLine(f"compiling {kernel.name} for {architecture}", number, len(missing)))
     return [
         tuple(
             _resources(launch, architecture, answers[key] if key else None)

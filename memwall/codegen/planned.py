@@ -15,11 +15,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from memwall.codegen import generate
-from memwall.codegen.compiling import Resources, Say, compile_all
+from memwall.codegen.compiling import Resources, compile_all
 from memwall.codegen.kernel import Kernel, NotGenerated
 from memwall.codegen.occupancy import architecture_of
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
+from memwall.core.progress import tell
 from memwall.fusion import Group, Plan
 from memwall.fusion.planner import memwall_plan
 from memwall.fusion.rules import Spills, Work, has_matrix_op, is_library_call, work_of
@@ -30,7 +31,7 @@ from memwall.ops import Cost
 MAX_ROUNDS = 8
 
 Generate = Callable[[Graph, Flow, Group, Gpu], Kernel]
-#: kernels with architectures, and ``say``, what is told of progress → the resources of each launch
+#: kernels with architectures → the resources of each launch
 Compile = Callable[..., Sequence[tuple[Resources, ...]]]
 
 
@@ -200,9 +201,9 @@ class Toolchain:
     generate: Generate = generate
     compile: Compile = compile_all
 
-    def compiled(self, kernels: Sequence[Compiled], say: Say) -> list[Compiled]:
+    def compiled(self, kernels: Sequence[Compiled]) -> list[Compiled]:
         """Kernels with their resources on each architecture."""
-        answers = iter(self.compile([(one.kernel, name) for one in kernels for name in self.architectures], say=say))
+        answers = iter(self.compile([(one.kernel, name) for one in kernels for name in self.architectures]))
         return [replace(one, resources={name: next(answers) for name in self.architectures}) for one in kernels]
 
 
@@ -213,14 +214,12 @@ def compiled_plan(
     toolchain: Toolchain | None = None,
     *,
     regions: Sequence[int] | None = None,
-    say: Say = lambda message: None,
 ) -> CompiledPlan:
     """Plan for a GPU, generate, compile, and plan again without the kernels that spill.
 
     Args:
         toolchain: None takes Triton for the GPU's own architecture.
         regions: as for :func:`memwall.fusion.planner.memwall_plan`.
-        say: called with one-line messages.
 
     Raises:
         UsageError: Triton makes no code for the GPU.
@@ -229,10 +228,10 @@ def compiled_plan(
     toolchain, flow = toolchain or Toolchain((architecture_of(gpu),)), Flow.of(graph)
     spills: dict[Work, str] = {}
     for number in range(1, MAX_ROUNDS + 1):
-        say(f"planning {len(graph.ops):,} ops for {gpu.name}, plan {number}")
+        tell(f"planning {len(graph.ops):,} ops for {gpu.name}, plan {number}")
         plan = memwall_plan(graph, costs, gpu, regions, spills)
         distinct, left = distinct_kernels(graph, flow, plan, gpu, toolchain.generate, spills)
-        kernels = _settled(distinct, toolchain, say)
+        kernels = _settled(distinct, toolchain)
         fresh = [(one, worst) for one in kernels if (worst := one.spilled) and not one.has_contraction]
         if not fresh:
             break
@@ -246,15 +245,15 @@ def compiled_plan(
 # -- blocks ------------------------------------------------------------------------------------------------------------
 
 
-def _settled(kernels: Sequence[Compiled], toolchain: Toolchain, say: Say) -> tuple[Compiled, ...]:
+def _settled(kernels: Sequence[Compiled], toolchain: Toolchain) -> tuple[Compiled, ...]:
     """The kernels compiled, each at the first of its configurations that neither spills nor fails, else the first."""
-    settled = toolchain.compiled(kernels, say)
+    settled = toolchain.compiled(kernels)
     for tried in itertools.count(1):
         again = [n for n, one in enumerate(settled) if _is_bad(one) and len(one.kernel.configs) > tried]
         if not again:
             break
         others = [replace(kernels[n], kernel=with_config(kernels[n].kernel, tried)) for n in again]
-        for n, other in zip(again, toolchain.compiled(others, say), strict=True):
+        for n, other in zip(again, toolchain.compiled(others), strict=True):
             if not _is_bad(other):
                 settled[n] = other
     return tuple(settled)

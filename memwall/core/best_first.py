@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from memwall.core.progress import CountedLine
+from memwall.core.progress import CountedLine, tell
 
 C = TypeVar("C")
 
@@ -30,17 +30,13 @@ class Searched(Generic[C]):
 
 
 def best_first(
-    candidates: Sequence[C],
-    bounds: Sequence[tuple[str, Callable[[C], float | str]]],
-    top: int = 1,
-    say: Callable[[str], None] = lambda message: None,
+    candidates: Sequence[C], bounds: Sequence[tuple[str, Callable[[C], float | str]]], top: int = 1
 ) -> Searched[C]:
     """The candidates with the smallest values, at most ``top``; among equal ones the first.
 
     Args:
         bounds: a number that the value does not stay below, or the reason why a candidate is out; with what is said of
             the candidates that the bound is enough for. The last is the value; infinity is a value that none wants.
-        say: called with a line of progress a hundred times while candidates are looked at first.
     """
     pruned, chosen = Counter[str](), list[C]()
     waiting = [(0.0, number, 0) for number in range(len(candidates))]
@@ -52,7 +48,7 @@ def best_first(
             continue
         if not at:
             if not looked % max(1, len(candidates) // 100):
-                say(CountedLine("searching candidates", looked, len(candidates)))
+                tell(CountedLine("searching candidates", looked, len(candidates)))
             looked += 1
         value = bounds[at][1](candidates[number])
         if isinstance(value, str):

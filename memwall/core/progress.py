@@ -6,9 +6,11 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
-from typing import TypeVar
+from functools import wraps
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 #: seconds between two lines that count, for who is told seldom, and between two drawings of a bar
 SELDOM_S = 0.1
@@ -48,20 +50,30 @@ _hears: ContextVar[Callable[[str], None] | None] = ContextVar("_hears", default=
 
 
 def tell(line: str) -> None:
-    """Say a line to whoever listens: for work too deep below a command to be handed its messages, such as a compiler's
-    or a child process's."""
+    """Say a line to whoever listens: a command, or who has called a public function with ``progress``."""
     if (say := _hears.get()) is not None:
         say(line)
 
 
 @contextlib.contextmanager
-def listening(say: Callable[[str], None]) -> Iterator[None]:
-    """While open, ``say`` hears what is told in this thread."""
-    before = _hears.set(say)
+def listening(say: Callable[[str], None] | None) -> Iterator[None]:
+    """While open, ``say`` hears what is told in this thread; None: whoever listens already."""
+    before = _hears.set(say or _hears.get())
     try:
         yield
     finally:
         _hears.reset(before)
+
+
+def heard(function: F) -> F:
+    """A public function whose ``progress`` is called with what it, and all below it, tells."""
+
+    @wraps(function)
+    def run(*arguments: Any, progress: Callable[[str], None] | None = None, **options: Any) -> Any:
+        with listening(progress):
+            return function(*arguments, **options)
+
+    return run  # type: ignore[return-value]
 
 
 def seldom(say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> Callable[[str], None]:
@@ -77,8 +89,8 @@ def seldom(say: Callable[[str], None], clock: Callable[[], float] = time.monoton
     return tell
 
 
-def counting(items: Collection[T], what: str, say: Callable[[str], None]) -> Iterator[T]:
-    """The items, with a line before each that says how many are done."""
+def counting(items: Collection[T], what: str) -> Iterator[T]:
+    """The items, with a line before each that tells how many are done."""
     for done, item in enumerate(items):
-        say(CountedLine(what, done, len(items)))
+        tell(CountedLine(what, done, len(items)))
         yield item

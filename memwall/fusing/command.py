@@ -157,14 +157,9 @@ def _fused(
 
     with running(made.profile.workload.target, messages):
         found = fused(
-            made.profile,
-            policies,
-            changes=changes,
-            source=asked.emit is not None,
-            architectures=architectures,
-            say=messages.progress,
+            made.profile, policies, changes=changes, source=asked.emit is not None, architectures=architectures
         )
-        found = with_op_counts(found, messages.progress)
+        found = with_op_counts(found)
         if asked.alternatives:
             retrace = made.model.retrace if made.model else None
             found = replace(found, alternatives=alternatives(found.profile, made.profile.gpus, retrace))

@@ -18,6 +18,7 @@ from memwall.analysis.table import summed
 from memwall.analysis.whatif import Change, Outcome, parse_change, what_if
 from memwall.core.errors import MemwallError, UsageError
 from memwall.core.graph import Graph
+from memwall.core.progress import heard, tell
 from memwall.core.question import completed, signature_of
 from memwall.core.structure import finite, write
 from memwall.core.units import few
@@ -45,8 +46,6 @@ SCHEMA = "memwall.fusion/1"
 
 #: What is planned when no policy is named; ``inductor`` only with a torch and a Triton that memwall supports.
 DEFAULT_POLICIES = ("eager", "inductor", "memwall", "ideal")
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +148,7 @@ def refused_by_rule(plan: Plan) -> tuple[Refused, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.saved_s, row.rule)))
 
 
+@heard
 @signature_of(Step)
 def fuse(
     target: Any,
@@ -157,7 +157,7 @@ def fuse(
     gpu: Names | None = None,
     policy: str | Iterable[str] = (),
     what_ifs: Iterable[str] = (),
-    progress: Say = lambda message: None,
+    progress: Callable[[str], None] | None = None,
     **step: Unpack[Step],
 ) -> FusedProfile:
     """What fusion would win for a model, what it misses and why; of a model, not of a saved profile, also where
@@ -185,15 +185,15 @@ def fuse(
                 f"{next(iter(step), 'inputs')} says how to trace, and {target.workload.name} is traced already"
             )
         made = target if gpu is None else resimulate(target, asked_gpus(gpu))
-        return fused(made, policies, changes=changes, say=progress)
-    made = profile(target, inputs, gpu=gpu, progress=progress, **step)
+        return fused(made, policies, changes=changes)
+    made = profile(target, inputs, gpu=gpu, **step)
     count = distinct_ops(made.graph)
     if made.of_torch and count > MOST_UNASKED:
         notes = (not_captured(count),)
     elif made.of_torch:
-        progress(f"tracing {made.workload.name} under TorchDynamo")
+        tell(f"tracing {made.workload.name} under TorchDynamo")
         made = with_capture(made, workload_of(target, completed(Step, step), made.gpus[0], inputs), step)
-    found = fused(made, policies, changes=changes, say=progress)
+    found = fused(made, policies, changes=changes)
     return replace(found, notes=(*found.notes, *notes))
 
 
@@ -209,7 +209,6 @@ def fused(
     changes: Sequence[Change] = (),
     source: bool = False,
     architectures: Mapping[str, Sequence[str]] = MappingProxyType({}),
-    say: Say = lambda message: None,
 ) -> FusedProfile:
     """Plan and simulate every policy on every GPU of a profile. Fusion does not cross the breaks of its capture by
     Dynamo, and they are priced.
@@ -220,14 +219,13 @@ def fused(
         changes: what-ifs.
         source: keep the source of Inductor's kernels.
         architectures: by the name of a GPU, what its kernels under ``memwall`` are compiled for (``sm_90``).
-        say: called with one-line messages.
 
     Raises:
         UsageError: no such policy, one that was named plans for none of the GPUs, or a what-if fits neither GPU nor
             model.
         MissingError: ``inductor`` was named and is not available, or there is no Triton to compile with.
     """
-    maker, gpus = _Maker(profile, source, architectures, say), profile.gpus
+    maker, gpus = _Maker(profile, source, architectures), profile.gpus
     for gpu in gpus:
         for policy in dict.fromkeys(("eager", *(policies or DEFAULT_POLICIES))):  # savings are relative to eager
             maker.add(gpu, policy, optional=not policies)
@@ -261,8 +259,8 @@ def _own_kernels(graph: Graph) -> list[str]:
 class _Maker:
     """Makes plans and simulates them."""
 
-    def __init__(self, profile: Profile, source: bool, architectures: Mapping[str, Sequence[str]], say: Say) -> None:
-        self.profile, self.source, self.say = profile, source, say
+    def __init__(self, profile: Profile, source: bool, architectures: Mapping[str, Sequence[str]]) -> None:
+        self.profile, self.source = profile, source
         self.architectures = architectures
         self.compiled: dict[str, Any] = {}
         self.schedules: list[Schedule] = []
@@ -274,7 +272,7 @@ class _Maker:
         """Plan and simulate, or note why a compiler does not: for this GPU, or at all where that was ``optional``."""
         number = self.profile.graph_for(gpu)
         graph = self.profile.graphs[number]
-        self.say(f"simulating {len(graph.ops):,} ops under {policy} on {gpu.name}")
+        tell(f"simulating {len(graph.ops):,} ops under {policy} on {gpu.name}")
         try:
             if why := why_not(policy, gpu):
                 raise UsageError(why)
@@ -313,9 +311,7 @@ class _Maker:
             return plan
         if policy == "memwall" and gpu.name in self.architectures:
             toolchain = part("codegen.Toolchain")(tuple(self.architectures[gpu.name]))
-            made = part("codegen.compiled_plan")(
-                graph, costs, gpu, toolchain, regions=self.planned.get(number), say=self.say
-            )
+            made = part("codegen.compiled_plan")(graph, costs, gpu, toolchain, regions=self.planned.get(number))
             self.compiled[gpu.name] = made
             compiled: Plan = made.plan
             return compiled
@@ -357,7 +353,7 @@ class _Maker:
         for gpu in gpus:
             number = self.profile.graph_for(gpu)
             if number in self._captured:
-                self.say(f"simulating {gpu.name} without graph breaks")
+                tell(f"simulating {gpu.name} without graph breaks")
                 graph, costs = self.profile.graphs[number], self.profile.costs[number]
                 found[gpu.name] = price_breaks(graph, costs, gpu, *self._captured[number])
         return found
@@ -377,12 +373,12 @@ def _moved(first: int | None, places: Sequence[int | None]) -> int | None:
     return 0 if before is None else before + 1
 
 
-def with_op_counts(found: FusedProfile, say: Say = lambda message: None) -> FusedProfile:
+def with_op_counts(found: FusedProfile) -> FusedProfile:
     """The op counts of the first graph, with Inductor's levels where it was lowered."""
     try:
         from memwall.fusing.op_counts import op_counts
 
-        say("tracing the levels of lowering")
+        tell("tracing the levels of lowering")
         lowered = next(iter(found.lowered.values()), None)
         return replace(found, op_counts=op_counts(found.profile.graph, lowered))
     except ImportError as error:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from memwall.core.flow import Flow
 from memwall.core.graph import EAGER, Graph
-from memwall.core.progress import counting, tell
+from memwall.core.progress import counting
 from memwall.fusion import rules
 from memwall.fusion.plan import Group, Part, Placement, Plan, Refusal, in_order, not_run
 from memwall.fusion.pricing import Border, Pricer
@@ -166,7 +166,7 @@ class _PlanWalk:
         self.bandwidth = gpu.dram_bytes_per_s * gpu.achievable["dram"]
 
     def run(self) -> None:
-        for op in counting(self.graph.ops, "planning ops, fused by memwall", tell):
+        for op in counting(self.graph.ops, "planning ops, fused by memwall"):
             index = len(self.groups)
             self.group_of.append(index)
             self.groups.append(self._single(op.id))

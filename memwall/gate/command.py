@@ -91,7 +91,7 @@ def _gated(
         from memwall.gate.history import append, committed, entry_of
 
         committed(whole.root, kept)  # refuses what no commit has, before the work
-    run = run_gate(whole, chosen, base, _on_this_machine(asked), say=messages.progress)
+    run = run_gate(whole, chosen, base, _on_this_machine(asked))
     messages.clear()
     if update:
         assert isinstance(base, Path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from memwall.analysis.limits import Limit, parse_limit
 from memwall.analysis.quantities import SERVED
 from memwall.analysis.whole_profile import nchw_bytes
 from memwall.core.errors import UsageError
+from memwall.core.progress import tell
 from memwall.core.units import few
 from memwall.core.version import __version__
 from memwall.frontend.targets.target import is_saved
@@ -100,7 +101,6 @@ def run_gate(
     base: Path | str | None = None,
     asked: GateOptions | None = None,
     *,
-    say: Callable[[str], None] = lambda message: None,
     tracers: Tracers | None = None,
 ) -> GateRun:
     """Judge some workloads by a configuration, against saved profiles, a git ref or nothing.
@@ -132,7 +132,7 @@ def run_gate(
             tracers = tracers or stack.enter_context(Tracers(captures=any(job.breaks for job in jobs)))
             tree = Tree(checkout.folder, checkout.head_top) if checkout else None
             prepare = checkout.lend if checkout else lambda rows: None
-            ours, theirs = profile_both(config.root, tree, jobs, say, tracers, prepare)
+            ours, theirs = profile_both(config.root, tree, jobs, tracers, prepare)
             heads |= ours
         if checkout is not None:
             bases = from_commit(ref or "", checkout, workloads, theirs, heads)
@@ -144,7 +144,7 @@ def run_gate(
             bases.baseline = replace(bases.baseline, notes=(*bases.baseline.notes, *notes))
         if checkout is not None and asked.measured:
             there = [w for w in traced if w.name in bases.profiles and heads[w.name].profile]
-            timed = _measured(config, there, checkout, asked.device, say)
+            timed = _measured(config, there, checkout, asked.device)
     run = _judged(config, workloads, heads, bases, asked.allow_new or asked.update, evidence)
     checks, problems = run.result.checks + timed.checks, run.result.problems + timed.problems
     return replace(run, result=replace(run.result, checks=checks, problems=problems, contests=timed.contests))
@@ -293,9 +293,7 @@ def _slow_down(config: GateConfig, workload: GatedWorkload) -> Limit:
     return limit
 
 
-def _measured(
-    config: GateConfig, workloads: Sequence[GatedWorkload], checkout: Checkout, device: str, say: Callable[[str], None]
-) -> GateResult:
+def _measured(config: GateConfig, workloads: Sequence[GatedWorkload], checkout: Checkout, device: str) -> GateResult:
     """The head timed against the base, workload by workload. Raises ``UsageError``: a limit is no slow-down in percent;
     ``MissingError``: the device is not there."""
     limits = {workload.name: _slow_down(config, workload) for workload in workloads}
@@ -306,9 +304,9 @@ def _measured(
         options = {key: value for key, value in workload.tracing.items() if key in part("bench.RUN_OPTIONS")}
         base, head = (part("bench.Side")(folder, workload.target, options) for folder in (checkout.folder, config.root))
         limit = limits[workload.name]
-        say(f"measuring {workload.name}, base and head in turns")
+        tell(f"measuring {workload.name}, base and head in turns")
         try:
-            found = part("bench.run_ab")(base, head, part("bench.Rules")(limit.amount, device), progress=say)
+            found = part("bench.run_ab")(base, head, part("bench.Rules")(limit.amount, device))
         except UsageError as error:
             problems.append(Problem(workload.name, workload.target, "fail", f"cannot be measured: {error}"))
             continue

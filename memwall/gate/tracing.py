@@ -25,7 +25,7 @@ from memwall.analysis.communication import with_figures
 from memwall.core.errors import MemwallError, NeedsData
 from memwall.core.graph import Graph, Op
 from memwall.core.process import FORKS, HOME, Child, Lost, environment
-from memwall.core.progress import CountedLine
+from memwall.core.progress import CountedLine, tell
 from memwall.frontend.program import Program
 from memwall.frontend.targets import Workload, named
 from memwall.frontend.targets.blame import blame
@@ -94,19 +94,18 @@ def profile_both(
     head: Path,
     base: Tree | None,
     jobs: Sequence[TraceJob],
-    say: Callable[[str], None],
     tracers: Tracers,
     prepare: Callable[[Mapping[str, TraceOutcome]], None] = lambda rows: None,
 ) -> tuple[dict[str, TraceOutcome], dict[str, TraceOutcome]]:
     """The jobs profiled in the head's folder, then in the base's; ``prepare`` gets what the head has made before the
     base begins. Where both differ each is traced again, to see whether it equals itself."""
     here = Tree(head)
-    ours = _by_name(tracers.traced([(here, job) for job in jobs], say))
+    ours = _by_name(tracers.traced([(here, job) for job in jobs]))
     if base is None:
         return ours, {}
     prepare(ours)
     alike = [_alike(job, ours[job.name]) for job in jobs]
-    theirs = _by_name(tracers.traced([(base, job) for job in alike], say))
+    theirs = _by_name(tracers.traced([(base, job) for job in alike]))
     late = [_alike(job, theirs[job.name]) for job in jobs if theirs[job.name].real > ours[job.name].real]
     ours |= _by_name(tracers.traced([(here, replace(job, breaks=True)) for job in late]))
     rows = [(ours, here, job) for job in alike] + [(theirs, base, job) for job in alike]
@@ -194,12 +193,10 @@ class Tracers:
         while self._children:
             self._children.pop().stop()
 
-    def traced(
-        self, jobs: Sequence[tuple[Tree, TraceJob]], say: Callable[[str], None] = lambda message: None
-    ) -> list[TraceOutcome]:
-        """What became of each job; as many run at a time as there are cores. ``say`` is told how many are done, and of
-        a lone job how far it is."""
-        alone = say if len(jobs) == 1 else lambda line: None
+    def traced(self, jobs: Sequence[tuple[Tree, TraceJob]]) -> list[TraceOutcome]:
+        """What became of each job; as many run at a time as there are cores. It tells how many are done, and of a
+        lone job how far it is."""
+        alone = tell if len(jobs) == 1 else lambda line: None
         waiting = deque(enumerate(jobs))
         busy: dict[tuple[Any, int], tuple[int, TraceJob]] = {}
         found: dict[int, TraceOutcome] = {}
@@ -210,7 +207,7 @@ class Tracers:
                     place, (tree, job) = waiting.popleft()
                     child = self._server()
                     busy[child, child.send(job, tree)] = place, job
-                say(CountedLine("tracing workloads", len(found), len(jobs)))
+                tell(CountedLine("tracing workloads", len(found), len(jobs)))
                 ready: list[Any] = wait(dict.fromkeys(child for child, _ in busy))
                 for child in ready:
                     answer = self._answer(child, alone)

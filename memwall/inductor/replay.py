@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from memwall.core import compat
 from memwall.core.errors import Unsupported
 from memwall.core.graph import Graph, Op, TensorSpec
-from memwall.core.progress import counting, tell
+from memwall.core.progress import counting
 from memwall.inductor.origins import OP, mark_results, op_of
 from memwall.inductor.scope import Feed, RegionScope
 from memwall.inductor.storages import Storages
@@ -154,7 +154,7 @@ class _Player:
         self._feeds = sorted(zip(scope.feeds, wrapped, strict=True), key=lambda pair: -pair[0].before_op)
         compat.enable_functionalization(reapply_views=True)
         try:
-            ops = counting(scope.op_ids, "compiling ops by Inductor", tell)
+            ops = counting(scope.op_ids, "compiling ops by Inductor")
             evaluate(self.graph, ops, self, self._call, self.operators)
         finally:
             compat.disable_functionalization()

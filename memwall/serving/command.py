@@ -145,6 +145,5 @@ def command(
     check_billed(prices, asked)
     check_requests(asked)
     read_changes(what_ifs)  # a mistake costs no simulation
-    say = out.messages.progress
-    found = serve(target, progress=say, **options.given(gpu=gpus, price=prices, slo=slo, **launched(target, asked)))
-    out.show(ServingReport(saved(found, what_ifs, levers=True, progress=say)))
+    found = serve(target, **options.given(gpu=gpus, price=prices, slo=slo, **launched(target, asked)))
+    out.show(ServingReport(saved(found, what_ifs, levers=True)))

@@ -161,7 +161,7 @@ def _again(point: Point, asked: AskedEngine) -> Point:
     return found
 
 
-def served_verdicts(found: Serving, say: Callable[[str], None]) -> tuple[tuple[ServedVerdict, ...], str]:
+def served_verdicts(found: Serving) -> tuple[tuple[ServedVerdict, ...], str]:
     """What binds each engine under its last load, and what would help; and why levers are left out, if they are."""
     last = {point.name: point for point in found.points if point.candidate}
     requests = max((point.workload.count for point in last.values()), default=0)
@@ -171,13 +171,13 @@ def served_verdicts(found: Serving, say: Callable[[str], None]) -> tuple[tuple[S
                 f"what binds an engine and what would make it faster is told of up to {most:,} {what}, and not"
                 f" of these {count:,}"
             )
-    return tuple(_verdict(point, say) for point in last.values()), ""
+    return tuple(_verdict(point) for point in last.values()), ""
 
 
-def _verdict(point: Point, say: Callable[[str], None]) -> ServedVerdict:
+def _verdict(point: Point) -> ServedVerdict:
     now = figures_of(point, point.decoding)
     ways = [*_numbers(point), *_ways(point)]
-    made = [*_made(point, counting(ways, f"simulating changes of {point.name}", say))]
+    made = [*_made(point, counting(ways, f"simulating changes of {point.name}"))]
     phases = tuple(_phase(name, point, now, made) for name in _PHASES)
     return ServedVerdict(engine=point.name, load=point.load, phases=phases)
 

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from memwall.core.errors import UsageError, unknown
 from memwall.core.files import uncollected
-from memwall.core.progress import counting
+from memwall.core.progress import counting, heard, tell
 from memwall.core.question import filled, options_of, signature_of
 from memwall.frontend.hf.config import GUESSING
 from memwall.hardware.engine import ENGINES as ENGINES
@@ -41,6 +41,7 @@ _BY_CHANCE = "experts=balanced"
 OWN, DRAFT_TOKENS = "mtp", 4
 
 
+@heard
 @signature_of(ServeOptions)
 @uncollected()
 def serve(
@@ -50,7 +51,7 @@ def serve(
     price: Mapping[str, float] | None = None,
     slo: Sequence[str] = (),
     launch: str | Path | Sequence[str] | None = None,
-    progress: Callable[[str], None] = lambda message: None,
+    progress: Callable[[str], None] | None = None,
     **server: Unpack[ServeOptions],
 ) -> Serving:
     """What a server of a model does under load.
@@ -81,7 +82,7 @@ def serve(
         check_priced(prices, [each.name for each in gpus])
     longest = max(load.longest.tokens for load in asked.loads)
     read = partial(read_model, dtype=said.dtype, tokens=longest, prompt=said.prompt)
-    progress(f"tracing {target if isinstance(target, (str, Path)) else target.name}")
+    tell(f"tracing {target if isinstance(target, (str, Path)) else target.name}")
     media = media_of(vars(said))
     if media and isinstance(target, Model):
         raise UsageError("a model that was read already has what stands in front of prompts: read it with media")
@@ -90,7 +91,7 @@ def serve(
     asked = loads_of_model(model, said, asked)
     guess = None if said.draft is None else _guess(model, said.draft, read, said.draft_tokens, said.accept)
     servers = [replace(each, limits=limits) for each in _engines(model, gpus, prices, said, guess)]
-    points = _points(servers, asked.loads, progress)
+    points = _points(servers, asked.loads)
     found = choices([p.candidate for p in points if p.candidate is not None], limits) if limits else ()
     return Serving(
         model=model,
@@ -232,9 +233,9 @@ def check_engine(said: Any, *caches: str) -> None:
             raise UsageError(f"a server {what} above 0 and up to 1, not {share:g}")
 
 
-def _points(servers: Sequence[AskedEngine], loads: list[RequestLoad], say: Callable[[str], None]) -> list[Point]:
+def _points(servers: Sequence[AskedEngine], loads: list[RequestLoad]) -> list[Point]:
     """The engines under the loads. Raises UsageError: all are refused."""
-    every = counting(loads * len(servers), "simulating loads", say)
+    every = counting(loads * len(servers), "simulating loads")
     points = [point for each in servers for point in points_of(each, islice(every, len(loads)))]
     if all(point.refused for point in points):
         raise UsageError(f"{points[0].name}: {points[0].refused}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -242,17 +242,11 @@ class SavedServing:
         return json.dumps(write(self), indent=2)
 
 
-def saved(
-    found: Serving,
-    what_ifs: Sequence[str] = (),
-    *,
-    levers: bool = False,
-    progress: Callable[[str], None] = lambda message: None,
-) -> SavedServing:
+def saved(found: Serving, what_ifs: Sequence[str] = (), *, levers: bool = False) -> SavedServing:
     """What of an answer is saved, and shown: with ``what_ifs``, and with what binds each engine and its ``levers``.
     Raises UsageError: a what-if has no meaning for the server."""
     outcomes = served_what_ifs(found, server_changes(what_ifs, found))
-    verdicts, left_out = served_verdicts(found, progress) if levers else ((), "")
+    verdicts, left_out = served_verdicts(found) if levers else ((), "")
     model, first = found.model, found.points[0]
     kv = model.served.token_bytes(1024, first.layout)
     engines = {point.name: point for point in found.points}

@@ -19,6 +19,7 @@ from memwall.analysis.limits import Limit
 from memwall.core.best_first import best_first
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
+from memwall.core.progress import heard, tell
 from memwall.core.question import filled, part_of, signature_of
 from memwall.core.views import ShownResult
 from memwall.hardware.engine import load_engine
@@ -86,6 +87,7 @@ class EngineCandidate(NamedTuple):
     engines: int
 
 
+@heard
 @signature_of(SearchOptions)
 @uncollected()
 def search(
@@ -95,7 +97,7 @@ def search(
     gpus: int = 8,
     price: Mapping[str, float] | None = None,
     cache: bool = True,
-    progress: Callable[[str], None] = lambda message: None,
+    progress: Callable[[str], None] | None = None,
     **load: Unpack[SearchOptions],
 ) -> Found:
     """The cheapest way to serve a load on up to so many GPUs: which GPU, how many engines, tp, ep, dp and pp of each,
@@ -126,8 +128,8 @@ def search(
     prices = prices_among(price, hardware)
     check_priced(prices, hardware)
     check_billed(prices, vars(said))
-    run = _EngineSearch(target, hardware, limits, prices, said, Traces(trace_folder() if cache else None), progress)
-    progress(f"tracing {target}")
+    run = _EngineSearch(target, hardware, limits, prices, said, Traces(trace_folder() if cache else None))
+    tell(f"tracing {target}")
     with_routing(model := run.model(said.weights[0]), said)
     numbers = _numbers(gpus, said)
     candidates = [
@@ -138,7 +140,7 @@ def search(
         for engines in numbers
         if engines * layout["tp"] * layout["dp"] * layout["pp"] <= gpus
     ]
-    done = best_first(candidates, [(_DEARER, run.least_cost), ("simulated", run.cost)], say=progress)
+    done = best_first(candidates, [(_DEARER, run.least_cost), ("simulated", run.cost)])
     keeping = [each for each in run.simulated if stop(each.candidate, limits) is None]
     if not keeping:
         raise UsageError(_unreachable(run.simulated, limits, done.pruned, len(candidates)))
@@ -186,7 +188,6 @@ class _EngineSearch:
     prices: Mapping[str, float]
     said: Any
     traces: Traces
-    say: Callable[[str], None]
     simulated: list[EngineChoice] = field(default_factory=list)
     #: the steps of the candidates before, which share an engine, or why it is out
     _before: tuple[Mapping[str, Any], GpuSteps | str] = ({}, "")
@@ -242,7 +243,7 @@ class _EngineSearch:
 
     def cost(self, each: EngineCandidate) -> float | str:
         """What candidates cost, simulated; infinity where they miss an objective."""
-        self.say(f"simulating {each.engines} x {', '.join(f'{k} {v}' for k, v in each.options.items())}")
+        tell(f"simulating {each.engines} x {', '.join(f'{k} {v}' for k, v in each.options.items())}")
         options = dict(each.options)
         model, name = self.model(options.pop("weights")), options["gpu"]
         price = {name: self.prices[name]} if name in self.prices else None

@@ -110,7 +110,7 @@ def command(
     cache = not said.pop("no_cache")
     question = question_of(kind, {**said, "cache": cache, **merged})  # type: ignore[typeddict-item]
     try:
-        found = run(spaces, question, out.messages.progress)
+        found = run(spaces, question)
     finally:
         out.messages.clear()
     if not (found.frame["error"] == "").any():

@@ -19,6 +19,7 @@ from typing import Any
 
 from memwall.core.errors import UsageError, message_of, need
 from memwall.core.process import Child, Lost, environment
+from memwall.core.progress import tell
 from memwall.core.scratch import scratch
 from memwall.points import Row, Task
 from memwall.sweeping.kinds import KINDS, evaluate
@@ -110,13 +111,7 @@ def _trace_of(task: Task) -> tuple[Any, ...]:
     return KINDS[task.kind].trace_key(task.points[0])
 
 
-def on_dask(
-    tasks: Sequence[Task],
-    folder: Path | None,
-    workers: int | None,
-    scheduler: str | None,
-    say: Callable[[str], None] = lambda message: None,
-) -> Done:
+def on_dask(tasks: Sequence[Task], folder: Path | None, workers: int | None, scheduler: str | None) -> Done:
     """On the workers of a Dask scheduler; without one, on a cluster of processes of this machine that nobody else can
     talk to. Workers on other machines need memwall and the targets' files at the same paths.
 
@@ -126,7 +121,7 @@ def on_dask(
     """
     distributed: Any = need("distributed", "dask")
     if scheduler and not scheduler.startswith(_ENCRYPTED):
-        say(
+        tell(
             f"the Dask scheduler {scheduler} is not encrypted: whoever reaches its port can run code as you, here and"
             " on its workers; a tls:// address with keys (distributed.comm.tls of its settings) lets nobody else in"
         )

@@ -16,7 +16,7 @@ from memwall.analysis.quantities import QUANTITIES
 from memwall.core.cache import cache_folder, refused
 from memwall.core.errors import UsageError, unknown
 from memwall.core.files import uncollected
-from memwall.core.progress import CountedLine
+from memwall.core.progress import CountedLine, heard, tell
 from memwall.core.question import completed, signature_of
 from memwall.core.scratch import scratch
 from memwall.core.version import __version__
@@ -93,6 +93,7 @@ class Swept:
         return list(dict.fromkeys(name for space in self.spaces for name in space.names))
 
 
+@heard
 @signature_of(SweepOptions)
 def sweep(
     target: str | Path | Sequence[str | Path],
@@ -121,7 +122,7 @@ def sweep(
     axes, said = axes_of(vary), completed(SweepOptions, asked)
     names = [name for axis in axes for name in axis.names]
     kind = kind_of(names, said["of"], mentioned(said["where"], said["best"], said["pareto"]))
-    found = run([Space(str(each), axes) for each in targets], question_of(kind, said), progress or (lambda _: None))
+    found = run([Space(str(each), axes) for each in targets], question_of(kind, said))
     if said["pareto"]:
         return found.front
     if said["best"]:
@@ -160,7 +161,7 @@ def _check_prices(spaces: Sequence[Space], question: Question) -> None:
 
 
 @uncollected()
-def run(spaces: Sequence[Space], question: Question, say: Callable[[str], None]) -> Swept:
+def run(spaces: Sequence[Space], question: Question) -> Swept:
     """Evaluate all points and choose; errors as of :func:`sweep`."""
     start_s, kind = time.monotonic(), question.kind
     if question.engine not in ENGINES:
@@ -177,7 +178,7 @@ def run(spaces: Sequence[Space], question: Question, say: Callable[[str], None])
     _ask_if_large(spaces, question)
     points = [(space.target, point) for space in spaces for point in space.points()]
     ids = _ids(points, question)
-    rows = _evaluated(points, ids, question, names, _SweepProgress(best, conditions, say))
+    rows = _evaluated(points, ids, question, names, _SweepProgress(best, conditions))
     frame = _frame(points, ids, rows, names, kind)
     ran, pruned = kept(frame, conditions)
     if not question.best:
@@ -265,7 +266,7 @@ def _evaluated(
     progress.begin(sum(map(len, places)))
     new: list[int] = []
     with ExitStack() as stack:
-        for number, made in _engine(tasks, question, stack, progress.say):
+        for number, made in _engine(tasks, question, stack):
             for place, row in zip(places[number], made, strict=True):
                 rows[place] = row
             if kept:
@@ -284,7 +285,6 @@ class _SweepProgress:
 
     best: str
     conditions: Sequence[Condition]
-    say: Callable[[str], None]
     total: int = 0
     _finished: int = 0
     _start_s: float = field(default_factory=time.monotonic)
@@ -294,7 +294,7 @@ class _SweepProgress:
     def begin(self, total: int) -> None:
         """Say how many points there are, before the first is traced."""
         self.total = total
-        self.say(CountedLine("sweeping", 0, total, text=f"sweeping 0 of {total:,} points"))
+        tell(CountedLine("sweeping", 0, total, text=f"sweeping 0 of {total:,} points"))
 
     def add(self, count: int) -> bool:
         """Count points that are finished; whether to say so."""
@@ -317,7 +317,7 @@ class _SweepProgress:
         text = f"{self._finished:,} of {self.total:,} points, {rate:,.0f}/s"
         text += f", {(self.total - self._finished) / rate:,.0f} s left"
         best = f"; the best so far: {self._leader[1]}" if self._leader else ""
-        self.say(CountedLine(f"sweeping{best}", self._finished, self.total, text=f"sweeping {text}{best}"))
+        tell(CountedLine(f"sweeping{best}", self._finished, self.total, text=f"sweeping {text}{best}"))
         self._next_s = time.monotonic() + 1.0
 
 
@@ -344,15 +344,15 @@ def _tasks(
     return tasks, [own for _, _, own in parts]
 
 
-def _engine(tasks: Sequence[Task], question: Question, stack: ExitStack, say: Callable[[str], None]) -> Done:
+def _engine(tasks: Sequence[Task], question: Question, stack: ExitStack) -> Done:
     """What runs the tasks. Processes share traces by a folder, without a cache by one that goes in the end."""
     folder = trace_folder()
     if question.cache and (why := refused(cache_folder()) or refused(folder)):
-        say(f"traces are not kept in {folder}: {why}; memwall cache says what to do")
+        tell(f"traces are not kept in {folder}: {why}; memwall cache says what to do")
     if not question.cache:
         folder = stack.enter_context(scratch("sweep"))
     if question.engine == "dask":
-        return on_dask(tasks, folder, question.workers, question.scheduler, say)
+        return on_dask(tasks, folder, question.workers, question.scheduler)
     return local(tasks, folder, question.workers)
 
 

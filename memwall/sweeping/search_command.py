@@ -89,12 +89,7 @@ def _search_layouts(
     values = {key: words for text in among for key, words in split_axis(text).items()}
     with running(target, out.messages):
         found = part("training.search_layouts")(
-            target,
-            global_batch=global_batch,
-            among=values,
-            overlap=not no_overlap,
-            progress=out.messages.progress,
-            **more,
+            target, global_batch=global_batch, among=values, overlap=not no_overlap, **more
         )
     out.show(part("training.layouts_page")(found))
 
@@ -104,7 +99,7 @@ def _search_engines(out: Out, target: str, top: int, gpus: int, no_cache: bool =
         raise UsageError(f"--mode serving searches engines of at most {_MOST_GPUS} GPUs together")
     part("serving.check_requests")({**dict.fromkeys(("trace", "lengths", "rate", "concurrency")), **more})
     try:
-        found = part("serving.search")(target, gpus=gpus, cache=not no_cache, progress=out.messages.progress, **more)
+        found = part("serving.search")(target, gpus=gpus, cache=not no_cache, **more)
     finally:
         out.messages.clear()
     out.show(part("serving.engines_page")(found, top))

@@ -32,6 +32,6 @@ def profile_parallel(target: str, given: Mapping[str, Any], out: Out) -> None:
     asked = {**options.given(**part_of(Job, given)), "overlap": not given["no_overlap"]}
     out.plan(TrainingReport)
     with running(target, out.messages):
-        made = parallel(target, layout=given["layout"], policy=policies[0], progress=out.messages.progress, **asked)
+        made = parallel(target, layout=given["layout"], policy=policies[0], **asked)
         changed = [made.with_number(Number(text, text, "")) for text in given["what_ifs"]]
     out.show(TrainingReport(made, given["scale"], changed))

@@ -22,6 +22,7 @@ from memwall.analysis.pipes import peaks_of, peaks_text, product_flops
 from memwall.analysis.whatif import GpuChange, parse_change
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
+from memwall.core.progress import heard, tell
 from memwall.core.question import filled, part_of, signature_of
 from memwall.core.views import ShownResult
 from memwall.frontend.targets.seeds import seeded
@@ -267,6 +268,7 @@ _LAYOUTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+@heard
 @signature_of(Job)
 def parallel(
     module_or_target: Any,
@@ -293,9 +295,8 @@ def parallel(
     asked.check(world=said.world)
     joined = load_cluster(said.cluster)
     gpu = hardware_of(joined, said.host)
-    say = progress or (lambda message: None)
-    profile = rank_of(module_or_target, inputs, asked, gpu, loss=loss, say=say, **part_of(Microbatch, job))
-    say(f"simulating {asked.world:,} GPUs of {joined.name}")
+    profile = rank_of(module_or_target, inputs, asked, gpu, loss=loss, **part_of(Microbatch, job))
+    tell(f"simulating {asked.world:,} GPUs of {joined.name}")
     with uncollected():
         blocks = blocks_of(profile, joined, said.policy, gpu=gpu)
         return trained(profile, blocks, asked, joined, said.policy, said.host, **part_of(StateOptions, job))
@@ -308,7 +309,6 @@ def rank_of(
     gpu: Gpu,
     *,
     loss: Callable[[Any], Any] | None = None,
-    say: Callable[[str], None] = lambda message: None,
     **sample: Unpack[Microbatch],
 ) -> Profile:
     """A microbatch on one rank of a layout, traced; arguments and errors as of :func:`parallel`."""
@@ -318,8 +318,8 @@ def rank_of(
         said = filled(Microbatch, sample)
         step = {"batch": said.batch, "seq": said.seq, "mode": "training"}
         workload = workload_of(module_or_target, step, gpu, inputs, loss)
-        say(f"tracing {workload.name}")
-        return trace_rank(workload, layout, TraceOptions("training", said.dtype, said.autocast, gpu=gpu), warn=say)
+        tell(f"tracing {workload.name}")
+        return trace_rank(workload, layout, TraceOptions("training", said.dtype, said.autocast, gpu=gpu), warn=tell)
 
 
 def trained(

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Unpack
 from memwall.core.best_first import best_first
 from memwall.core.errors import MemwallError, UsageError
 from memwall.core.files import uncollected
+from memwall.core.progress import heard, tell
 from memwall.core.question import filled, signature_of
 from memwall.core.units import counted
 from memwall.core.views import ShownResult
@@ -71,6 +72,7 @@ class Layouts(ShownResult):
     pruned: Mapping[str, int]
 
 
+@heard
 @signature_of(LayoutSearch)
 @seeded()
 def search_layouts(
@@ -81,7 +83,7 @@ def search_layouts(
     among: Mapping[str, Sequence[str]] | None = None,
     top: int = 10,
     price: Mapping[str, float] | None = None,
-    progress: Callable[[str], None] = lambda message: None,
+    progress: Callable[[str], None] | None = None,
     **job: Unpack[LayoutSearch],
 ) -> Layouts:
     """The fastest ways to train a model on so many GPUs: tp, sp, pp, dp, fsdp, the microbatch, schedule and recompute;
@@ -107,14 +109,14 @@ def search_layouts(
     joined.groups(gpus)
     name = hardware_of(joined).name
     usd = prices_among(price, [name]).get(name)
-    ranks = _Ranks(target, joined, said, progress)
+    ranks = _Ranks(target, joined, said)
     search = _Search(ranks, joined, {"state": said.state, "overlap": said.overlap}, usd)
     shared = [sorted({1, *map(int, (among or {}).get(key, ()))}) for key in ("cp", "ep")]
     every = layouts(gpus, global_batch, len(ranks.whole.layers), *shared)
     found = [each for each in every if wanted(each, among or {})]
     if not found:
         raise UsageError(no_layout(gpus, global_batch, among or {}))
-    done = best_first(found, [(why, partial(bound, search)) for why, bound in _BOUNDS], top, progress)
+    done = best_first(found, [(why, partial(bound, search)) for why, bound in _BOUNDS], top)
     if not done.chosen:
         reasons = "; ".join(f"{count:,}: {why}" for why, count in done.pruned.items())
         raise UsageError(f"none of {counted(len(found), 'layout')} can run: {reasons}")
@@ -144,16 +146,16 @@ class _Rank(NamedTuple):
 class _Ranks:
     """The ranks of layouts, traced when they are asked for."""
 
-    def __init__(self, target: str, cluster: Cluster, said: Any, say: Callable[[str], None]) -> None:
+    def __init__(self, target: str, cluster: Cluster, said: Any) -> None:
         """``said`` has each option of :class:`LayoutSearch`."""
-        self.target, self.cluster, self.policy, self.say = target, cluster, said.policy, say
+        self.target, self.cluster, self.policy = target, cluster, said.policy
         self.sizes, self.cast = {"seq": said.seq}, {"dtype": said.dtype, "autocast": said.autocast}
         self.gpu = hardware_of(cluster, said.host)
         self._short: Any = None
         self._split: Any = None
         #: what a trace depends on but for the microbatch → samples of this → the rank, or why it cannot run
         self._known: dict[Parallelism, dict[int, _Rank | str]] = {}
-        say(f"tracing {target}")
+        tell(f"tracing {target}")
         self.profile = self._trace(Parallelism(), 1)
         self.whole = blocks_of(self.profile, cluster, self.policy, gpu=self.gpu)
         if len(self.whole.layers) > _FEW:
@@ -178,7 +180,7 @@ class _Ranks:
         return known[each.batch]
 
     def _made(self, each: LayoutCandidate) -> _Rank | str:
-        self.say(f"tracing rank {self.traced} of {self.target}: tp={each.layout.tp}, {counted(each.batch, 'sample')}")
+        tell(f"tracing rank {self.traced} of {self.target}: tp={each.layout.tp}, {counted(each.batch, 'sample')}")
         try:
             made = self._read(self._trace(each.layout, each.batch))
         except MemwallError as error:
@@ -196,7 +198,7 @@ class _Ranks:
         with uncollected():
             if layout.tp > 1 and self._split is None:
                 self._split = split_of(workload, options)
-            return trace_rank(workload, layout, options, self._split if layout.tp > 1 else None, self.say)
+            return trace_rank(workload, layout, options, self._split if layout.tp > 1 else None, tell)
 
     def _read(self, profile: Profile) -> _Rank:
         """Of the whole model."""
@@ -375,7 +377,7 @@ class _Search:
 
     def step_s(self, each: LayoutCandidate) -> float | str:
         """Its step."""
-        self.ranks.say(f"simulating {each.layout}")
+        tell(f"simulating {each.layout}")
         self._steps[each] = step = training_step(self._blocks(each), each.layout, self.cluster, **self.options)
         return step.time_s
 

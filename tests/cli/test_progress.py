@@ -9,7 +9,7 @@ import pytest
 from memwall.cli.output import Messages
 from memwall.cli.passing import PassingLine
 from memwall.core.best_first import best_first
-from memwall.core.progress import CountedLine, counting, listening, seldom, tell
+from memwall.core.progress import CountedLine, counting, heard, listening, seldom, tell
 
 
 class Terminal(io.StringIO):
@@ -146,7 +146,8 @@ def test_a_terminal_that_nobody_looks_at_shows_none(said, monkeypatch, name, val
 
 def test_a_counted_line_is_text_with_its_count():
     lines: list[str] = []
-    assert [*counting("ab", "tracing problems", lines.append)] == ["a", "b"]
+    with listening(lines.append):
+        assert [*counting("ab", "tracing problems")] == ["a", "b"]
     assert lines == ["tracing problems, 0 of 2", "tracing problems, 1 of 2"]
 
 
@@ -157,6 +158,16 @@ def test_what_is_told_is_heard_while_somebody_listens():
         tell("while")
     tell("after")
     assert lines == ["while"]
+
+
+def test_who_calls_a_public_function_with_progress_hears_all_below_it():
+    lines: list[str] = []
+    work = heard(lambda: tell("tracing net"))
+    work(progress=lines.append)
+    work()
+    with listening(lines.append):
+        work(progress=None)
+    assert lines == ["tracing net"] * 2
 
 
 def test_who_is_told_seldom_hears_ten_counts_a_second_and_every_other_line():
@@ -172,11 +183,13 @@ def test_who_is_told_seldom_hears_ten_counts_a_second_and_every_other_line():
 
 def test_a_search_says_how_many_candidates_it_has_looked_at():
     lines: list[str] = []
-    best_first(range(1, 4), [("bounded", float), ("valued", float)], say=lines.append)
+    with listening(lines.append):
+        best_first(range(1, 4), [("bounded", float), ("valued", float)])
     assert lines == [f"searching candidates, {done} of 3" for done in range(3)]
 
 
 def test_a_search_of_many_candidates_says_it_a_hundred_times():
     lines: list[str] = []
-    best_first(range(1, 5001), [("valued", float)], say=lines.append)
+    with listening(lines.append):
+        best_first(range(1, 5001), [("valued", float)])
     assert len(lines) == 100

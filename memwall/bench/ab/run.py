@@ -22,7 +22,7 @@ from memwall.bench.device import DEVICES
 from memwall.bench.machine import Usage
 from memwall.bench.stats import Ratio, ratio
 from memwall.core.errors import UsageError
-from memwall.core.progress import CountedLine
+from memwall.core.progress import CountedLine, tell
 from memwall.core.structure import write
 from memwall.core.units import duration, percent
 
@@ -129,7 +129,7 @@ class Rules:
                 raise UsageError(message)
 
 
-def run_ab(base: Side, head: Side, rules: Rules, *, progress: Callable[[str], None] = lambda message: None) -> ABResult:
+def run_ab(base: Side, head: Side, rules: Rules) -> ABResult:
     """Time two versions of a model against each other.
 
     Each side runs in processes of its own, with this process's Python and this memwall, on real tensors from the same
@@ -137,7 +137,6 @@ def run_ab(base: Side, head: Side, rules: Rules, *, progress: Callable[[str], No
 
     Args:
         base, head: the checkouts and their target.
-        progress: called with one-line messages.
 
     Returns:
         The outcome; ``inconclusive`` if the samples do not decide or the machine was not quiet.
@@ -147,7 +146,7 @@ def run_ab(base: Side, head: Side, rules: Rules, *, progress: Callable[[str], No
         MissingError: the device or a package is missing.
     """
     base, head = _checked(base), _checked(head)
-    return run_launches(lambda: SideProcesses(base, head, rules.device, rules.seed), rules, progress=progress)
+    return run_launches(lambda: SideProcesses(base, head, rules.device, rules.seed), rules)
 
 
 def run_launches(
@@ -156,7 +155,6 @@ def run_launches(
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-    progress: Callable[[str], None] = lambda message: None,
 ) -> ABResult:
     """An A/B benchmark of the sides that ``launch`` starts."""
     found = _AbProgress(rules, clock, sleep, clock())
@@ -171,7 +169,7 @@ def run_launches(
         so_far = f", head / base {now.ratio:.3f} ({now.low:.3f} to {now.high:.3f})" if now else ""
         done = len(found.launches)
         what = f"measuring, {done} launches done, {len(found.dropped)} rounds dropped{so_far}"
-        progress(CountedLine(what, done, LOOKS[-1], text=what))
+        tell(CountedLine(what, done, LOOKS[-1], text=what))
         if now and len(found.launches) in LOOKS and verdict_of(now, rules.allowed) != INCONCLUSIVE:
             break  # another launch would change nothing
     return found.outcome()

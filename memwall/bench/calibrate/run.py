@@ -18,7 +18,7 @@ from memwall.bench.machine import cache_bytes
 from memwall.core.cache import cache_folder
 from memwall.core.errors import MemwallError, MissingError, unknown
 from memwall.core.process import Child, Lost
-from memwall.core.progress import counting, tell
+from memwall.core.progress import counting, heard, tell
 
 #: seconds after which the process that measures is given up
 LIMIT_S = 600.0
@@ -47,13 +47,14 @@ def default_spec_path(device: str = "cpu") -> Path:
     return cache_folder() / f"{device}.toml"
 
 
+@heard
 def calibrate(
     device: str = "cpu",
     *,
     threads: int = 1,
     rounds: int = 15,
     accept_busy: bool = False,
-    progress: Callable[[str], None] = lambda message: None,
+    progress: Callable[[str], None] | None = None,
 ) -> Calibration:
     """Measure this machine's ceilings, some 20 s.
 
@@ -69,9 +70,9 @@ def calibrate(
     """
     if device not in _SPECS:
         raise unknown("device", device, _SPECS)
-    progress(f"measuring this machine's {device}, {rounds} rounds")
+    tell(f"measuring this machine's {device}, {rounds} rounds")
     job = {"device": device, "threads": threads, "rounds": rounds, "accept_busy": accept_busy}
-    answer = _ask(job, progress)
+    answer = _ask(job)
     quantities = {quantity.name: quantity for quantity in answer["quantities"]}
     return Calibration(device, _SPECS[device](answer, quantities, job), tuple(quantities.values()))
 
@@ -80,7 +81,7 @@ def calibrate(
 _SPECS = {"cpu": cpu_spec, "cuda": cuda_spec, "host": host_spec}
 
 
-def _ask(job: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+def _ask(job: Mapping[str, Any]) -> dict[str, Any]:
     """The answer of a process that measures, which says how far it is.
 
     It is separate because glibc's allocator reads its settings at the start: memory that is freed and allocated again
@@ -88,7 +89,7 @@ def _ask(job: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
     """
     child = Child(measure_here, timing_environment("cpu", job["threads"]))
     try:
-        answer: dict[str, Any] = child.ask(LIMIT_S, job, say=say)
+        answer: dict[str, Any] = child.ask(LIMIT_S, job, say=tell)
         return answer
     except Lost as lost:
         if lost.status == "timeout":
@@ -134,7 +135,7 @@ def _measure_cuda(job: Mapping[str, Any]) -> dict[str, Any]:
         raise MissingError("there is no CUDA device that torch can use here")
     device, rounds = open_device("cuda"), job["rounds"]
     count = min(ARRAY_ELEMENTS, torch.cuda.mem_get_info()[0] // 4 // 8)
-    kernels = counting(memory(count, "cuda"), "measuring this GPU's memory, kernels", tell)
+    kernels = counting(memory(count, "cuda"), "measuring this GPU's memory, kernels")
     found = [_quantity(device, bench, FEW, rounds) for bench in kernels]
     for bench in cuda_products():
         tell(f"measuring this GPU's {bench.name}")

@@ -90,7 +90,7 @@ def measure(
         tell(f"measuring this machine, first calls of {bench.name}")
         calls[bench.name] = bench.calls or _calls(bench, clocks)
     good: dict[str, list[float]] = {bench.name: [] for bench in benchmarks}
-    for _ in counting(range(rounds), "measuring this machine, rounds", tell):
+    for _ in counting(range(rounds), "measuring this machine, rounds"):
         wall, own, machine = clocks.wall(), clocks.own(), clocks.machine()
         taken = {bench.name: _sample(bench, calls[bench.name], clocks, accept_busy, wait) for bench in benchmarks}
         others = (clocks.machine() - machine - (clocks.own() - own)) / (clocks.wall() - wall)

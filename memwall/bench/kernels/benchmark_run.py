@@ -14,7 +14,7 @@ from memwall.bench.kernels.workers import START_LIMIT_S, Copied, KernelRun, Kern
 from memwall.bench.question import BUILD_LIMIT_S
 from memwall.bench.stats import timing
 from memwall.core.graph import Graph
-from memwall.core.progress import CountedLine
+from memwall.core.progress import CountedLine, tell
 from memwall.fusion import Group, Plan
 from memwall.hardware.lookup import Gpu
 from memwall.perfmodel.roofline import Estimate
@@ -123,8 +123,6 @@ SAMPLE_LIMIT_S = 120.0
 
 OVER = Ran("skipped", "the time was over")
 
-Say = Callable[[str], None]
-
 
 @dataclass
 class Result:
@@ -229,7 +227,7 @@ class BenchmarkRun:
     def _first(self) -> KernelWorker:
         return self.workers[self.executors[0]]
 
-    def run(self, say: Say, updated: Callable[[], None] = lambda: None) -> None:
+    def run(self, updated: Callable[[], None] = lambda: None) -> None:
         """Time all kernels and then the steps. ``updated`` is called after each block."""
         jobs = self.work.by_weight
         blocks = ROUNDS * len(jobs)
@@ -242,13 +240,13 @@ class BenchmarkRun:
                     known = f", {timing(result.samples_s).median_s * 1e6:,.1f} us so far" if result.samples_s else ""
                     modeled = f"modeled {job.estimate.time_s * 1e6:,.1f} us{known}"
                     what = f"measuring {job.executor} {job.estimate.name[:40]} ({modeled})"
-                    say(CountedLine(what, ROUNDS * len(jobs) - blocks, ROUNDS * len(jobs)))
+                    tell(CountedLine(what, ROUNDS * len(jobs) - blocks, ROUNDS * len(jobs)))
                     self._block(result, round_number, blocks)
                     updated()
                 blocks -= 1
         if self.limits.steps:
-            self._time_steps(say, updated)
-            self._time_module(say, updated)
+            self._time_steps(updated)
+            self._time_module(updated)
         self.is_complete = True
 
     def _block(self, result: Result, round_number: int, blocks: int) -> None:
@@ -262,22 +260,22 @@ class BenchmarkRun:
         limit_s = self.limits.build_limit_s + budget_s
         result.add(self.workers[job.executor].ask(limit_s, "run", question))
 
-    def _time_steps(self, say: Say, updated: Callable[[], None]) -> None:
+    def _time_steps(self, updated: Callable[[], None]) -> None:
         for name, worker in self.workers.items():
             if self.limits.is_over:
                 self.steps[name] = OVER
                 continue
-            say(f"measuring the whole step, {name}")
+            tell(f"measuring the whole step, {name}")
             groups = self.work.plans[EXECUTORS[name]].groups
             self.steps[name] = self._whole(worker, len(self.workers), "step", name, groups)
             updated()
 
-    def _time_module(self, say: Say, updated: Callable[[], None]) -> None:
+    def _time_module(self, updated: Callable[[], None]) -> None:
         """The model as its user runs it, where there is one: no policy models it."""
         for name in WHOLES if self.module else ():
             if self.limits.is_over or (name != "eager" and "inductor" not in self.executors):
                 continue
-            say(f"measuring the model itself, {name}")
+            tell(f"measuring the model itself, {name}")
             self.wholes[name] = self._whole(self._first, 2, "whole", self.module, name != "eager")
             updated()
 

@@ -16,6 +16,7 @@ from memwall.bench.origin import origin_of
 from memwall.bench.question import MeasureOptions
 from memwall.core.cache import refused
 from memwall.core.errors import MissingError, UsageError
+from memwall.core.progress import heard, tell
 from memwall.core.question import completed, filled, part_of, signature_of
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu, match_device
 from memwall.pipeline import profile as trace_profile
@@ -36,12 +37,13 @@ class Interrupted(KeyboardInterrupt):
         self.profile = profile
 
 
+@heard
 @signature_of(MeasureOptions)
 def measure(
     profile_or_target: Any,
     inputs: Any = None,
     *,
-    progress: Callable[[str], None] = lambda message: None,
+    progress: Callable[[str], None] | None = None,
     updated: Callable[[Profile], None] | None = None,
     pool: WorkerPool | None = None,
     model: tuple[str, Mapping[str, Any]] | None = None,
@@ -73,9 +75,9 @@ def measure(
         if not isinstance(profile_or_target, Profile):  # what cannot be measured at all is said first
             workload_of(profile_or_target, completed(Step, step), load_gpu(DEFAULT_GPU), inputs)
         raise
-    profile = _profile_of(profile_or_target, inputs, spec, progress, step)
+    profile = _profile_of(profile_or_target, inputs, spec, step)
     if (spec.architecture == "cpu") != (kind == "cpu"):
-        progress(f"modeled as {spec.name}, which is no {'CPU' if kind == 'cpu' else 'GPU'}: the errors say nothing")
+        tell(f"modeled as {spec.name}, which is no {'CPU' if kind == 'cpu' else 'GPU'}: the errors say nothing")
     work = plan_work(profile, spec, names, said.top)
     profile = _simulated(profile, work)
     limits = Limits(said.samples, began + said.time_limit_s, said.check, said.steps, said.build_limit_s)
@@ -83,15 +85,13 @@ def measure(
     module = _module(source, given, inputs) if said.steps else None
     with nullcontext(pool) if pool else WorkerPool() as workers:
         run = BenchmarkRun(work, kind, profile.workload.target, limits, workers, module)
-        return _run(run, profile, said.strict_device, progress, updated, origin_of(source))
+        return _run(run, profile, said.strict_device, updated, origin_of(source))
 
 
-def _profile_of(
-    target: Any, inputs: Any, spec: Gpu, progress: Callable[[str], None], options: Mapping[str, Any]
-) -> Profile:
+def _profile_of(target: Any, inputs: Any, spec: Gpu, options: Mapping[str, Any]) -> Profile:
     """A profile as it is, anything else traced."""
     if not isinstance(target, Profile):
-        return trace_profile(target, inputs, gpu=spec, progress=progress, **options)
+        return trace_profile(target, inputs, gpu=spec, **options)
     if options:
         raise UsageError(f"{', '.join(options)}: says how to trace a model, and a profile is already traced")
     return target
@@ -101,7 +101,6 @@ def _run(
     run: BenchmarkRun,
     profile: Profile,
     strict: bool,
-    say: Callable[[str], None],
     updated: Callable[[Profile], None] | None,
     origin: Mapping[str, Any],
 ) -> Profile:
@@ -120,7 +119,7 @@ def _run(
     try:
         run.start()
         refuse(run.copied.sensors.flags if run.copied else ())
-        run.run(say, (lambda: updated(found())) if updated else (lambda: None))
+        run.run((lambda: updated(found())) if updated else (lambda: None))
     except KeyboardInterrupt:
         raise Interrupted(found()) from None
     refuse(flags(run.measurements()))

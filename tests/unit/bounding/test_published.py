@@ -148,6 +148,6 @@ def test_no_measured_time_beats_the_bound(part):
     for name, text in texts.items():
         times = measured().get(name, {})
         gpus = load_gpus(list(times) or ["h100"])
-        made = profiled(Profile.from_dict(json.load(io.BytesIO(text))), gpus, print, {})
+        made = profiled(Profile.from_dict(json.load(io.BytesIO(text))), gpus, {})
         for answer in bounds(made, ("eager",), "eager", brief=True):
             assert answer.bound_s <= times.get(answer.gpu, 1.0), (name, answer.gpu)
