@@ -195,8 +195,8 @@ def test_it_says_how_many_of_the_ops_dynamo_has_reached():
     lines = []
     with listening(lines.append):
         captured(Clean, mode="inference")
-    assert [line.done for line in lines if line.total] == [0, 1, 2, 3]  # addmm, relu, mul
-    assert {line.total for line in lines} == {3}
+    counts = [(line.done, line.total) for line in lines if "TorchDynamo" in line]
+    assert counts == [(0, 3), (1, 3), (2, 3), (3, 3)]  # addmm, relu, mul
 
 
 def test_the_workloads_loss_is_captured_and_the_optimizer_is_not():
