@@ -49,6 +49,11 @@ def names(heading: str, cells: Iterable[object], *, tail: bool = False) -> CellC
     return Column(heading, numeric=False, flexible=True, tail=tail), [clean(c) for c in cells]
 
 
+def phrases(heading: str, cells: Iterable[object]) -> CellColumn:
+    """Names of a few words, which go on in the line below where the page is narrow."""
+    return Column(heading, numeric=False, flexible=True, wraps=True), [clean(c) for c in cells]
+
+
 def repeats(counts: Iterable[int]) -> CellColumn:
     """``x12`` if a row represents several."""
     return text("", (f"x{count}" if count > 1 else "" for count in counts))
@@ -272,6 +277,7 @@ _KINDS: dict[str, Callable[..., CellColumn]] = {
     "word": lambda heading, values, like: text(heading, values),
     "name": lambda heading, values, like: names(heading, values),
     "op": lambda heading, values, like: names(heading, map(shown_name, values)),
+    "phrase": lambda heading, values, like: phrases(heading, values),
     "right": lambda heading, values, like: (Column(heading), values),
     "prose": lambda heading, values, like: text(heading, values, wraps=True),
     "module": lambda heading, values, like: names(heading, (v or NO_MODULE for v in values), tail=True),

@@ -148,7 +148,12 @@ def fit(table: Table, width: int | None) -> list[tuple[int, int]]:
             for n, c, texts in zip(natural, table.columns, cells, strict=True)
         ]
     shown = list(range(len(natural)))
-    narrowest = [min(n, NARROWEST) if c.flexible else n for n, c in zip(least, table.columns, strict=True)]
+    words = [_longest_word(texts) if c.wraps else 0 for texts, c in zip(cells, table.columns, strict=True)]
+    least = [max(n, word) for n, word in zip(least, words, strict=True)]
+    narrowest = [
+        max(min(n, NARROWEST), word) if c.flexible else n
+        for n, word, c in zip(least, words, table.columns, strict=True)
+    ]
     optional = [i for i in shown if table.columns[i].optional]
     if _width([(i, narrowest[i]) for i in shown if i not in optional]) > width:
         least, optional = narrowest, []
@@ -167,6 +172,11 @@ def fit(table: Table, width: int | None) -> list[tuple[int, int]]:
     return list(widths.items())
 
 
+def _longest_word(texts: Sequence[str]) -> int:
+    """Cells of the longest word, up to ``WIDEST_CUT``: in fewer, prose would break within it."""
+    return min(max((cell_len(word) for text in texts for word in text.split()), default=0), WIDEST_CUT)
+
+
 def _distinct(texts: Sequence[str], natural: int, *, tail: bool) -> int:
     """The least width at which texts that differ still do, from ``NARROWEST`` to ``WIDEST_CUT``."""
     shorten = cut if tail else lambda text, width: text[: width - 1] if len(text) > width else text
@@ -177,10 +187,15 @@ def _distinct(texts: Sequence[str], natural: int, *, tail: bool) -> int:
 
 def _stacked(table: Table, columns: list[tuple[int, int]], width: int | None) -> Iterator[list[tuple[int, int]]]:
     """The columns in as many tables as the page is too narrow for, each of which begins with columns that say what a
-    row is: all before the first number, or the first alone where the others leave no room."""
-    count = max(next((n for n, (i, _) in enumerate(columns) if table.columns[i].numeric), len(columns)), 1)
-    keys = columns[:count]
-    if width is not None and _width([*keys, *sorted(columns[count:], key=lambda each: -each[1])[:1]]) > width:
+    row is: the first ones that tell all rows apart, of the columns before the first figure with a unit; all before the
+    first number where none do; or the first alone where the others leave no room."""
+    kinds = [table.columns[i] for i, _ in columns]
+    figure = next((n for n, kind in enumerate(kinds) if kind.numeric and kind.unit), len(kinds))
+    number = max(next((n for n, kind in enumerate(kinds) if kind.numeric), len(kinds)), 1)
+    named = [[row[i] for i, _ in columns[:figure]] for row in table.rows]
+    apart = (n for n in range(1, figure + 1) if len({tuple(row[:n]) for row in named}) == len(named))
+    keys = columns[: next(apart, number)]
+    if width is not None and _width([*keys, *sorted(columns[len(keys) :], key=lambda each: -each[1])[:1]]) > width:
         keys = columns[:1]
     part, rest = [*keys], columns[len(keys) :]
     for column in rest:

@@ -311,7 +311,7 @@ def _verdicts(verdicts: Sequence[ServedVerdict]) -> list[Block]:
         col.text("of", [_FIGURES[phase.figure] for _, phase, _ in found]),
         *col.of(
             [lever for *_, lever in found],
-            "lever: name name, kind: kind, saved: saved_s s, share: share %, with: time_s s like saved_s?,"
+            "lever: name phrase, kind: kind, saved: saved_s s, share: share %, with: time_s s like saved_s?,"
             "option: options prose",
         ),
     ]

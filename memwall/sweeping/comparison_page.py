@@ -334,7 +334,7 @@ def _lever_table(entries: Sequence[Entry]) -> list[Block]:
     rows = [lever for _, lever, _ in found]
     columns = [
         col.names(_heading(entries), [entry.label if is_first else "" for entry, _, is_first in found]),
-        *col.of(rows, "lever: name name, kind: kind, saved: saved_s s, of the step: share %, option: options prose"),
+        *col.of(rows, "lever: name phrase, kind: kind, saved: saved_s s, of the step: share %, option: options prose"),
     ]
     note = f"saved: by memwall profile with the option; {KIND_NOTE}"
     return [col.table("What would make it faster", columns, note)] if rows else []

@@ -106,7 +106,7 @@ class TraceReport(Report):
 
 
 #: what ends the gaps between kernels
-_NO_GAPS = "CUDA graphs, as of torch.compile(mode='reduce-overhead')"
+_NO_GAPS = "CUDA graphs, as of torch.compile with mode='reduce-overhead'"
 _NO_GAPS_OF_XLA = "one jax.jit of the whole step, or several steps in a call (jax.lax.scan)"
 
 
@@ -142,7 +142,7 @@ def _answer(analysis: TraceAnalysis, kind: str) -> list[Block]:
     notable = sorted((lever for lever in levers if lever[1] > _NOTABLE * span_s), key=lambda lever: -lever[1])
     rows = [(name, saved_s, saved_s / span_s, how) for name, saved_s, how in notable[:_LEVERS]]
     note = "at most: no op runs faster than its bound, and few reach it; of the span of the trace"
-    specs = "lever: 0 name, saved: 1 s, of the span: 2 %, by: 3 prose"
+    specs = "lever: 0 phrase, saved: 1 s, of the span: 2 %, by: 3 prose"
     table = col.listing("What would make it faster", rows, specs, note)
     seen = [_glance(wall, walls[wall] / measured_s, busy_s / span_s, rows)] if kind == "html" and rows else []
     return [*over, Sentence(told, strong=True), *seen, *([table] if rows else [])]

@@ -178,7 +178,7 @@ class TrainingReport(Report):
             )
             for each in changes
         ]
-        specs = "with: 0, kind: 1, a step: 2 s, less: 3 %, option: 6, peak memory: 4 B, fits: 5"
+        specs = "with: 0 phrase, kind: 1, a step: 2 s, less: 3 %, option: 6, peak memory: 4 B, fits: 5"
         return col.listing("", rows, specs, f"peak memory: {PEAK}; {KIND_NOTE}")
 
     @property

@@ -89,7 +89,7 @@ def lever_tables(found: Verdict) -> list[Table]:
     note = "the same step with one change, which the option shows, added to the command; what saves less than"
     note += f" {percent(NOTABLE, 0)} is left out"
     note += f"; {KIND_NOTE}"
-    specs = "lever: name name, kind: kind, saved: saved_s s, of the step: share %, with: time_s s like saved_s?,"
+    specs = "lever: name phrase, kind: kind, saved: saved_s s, of the step: share %, with: time_s s like saved_s?,"
     specs += "option: options prose"
     return [col.listing("What would make it faster", rows, specs, note)] if rows else []
 

@@ -252,3 +252,21 @@ def test_an_option_stays_with_its_value_and_a_number_with_its_unit(width):
     for kept in ("3.33 ms", "--what-if 'dram_bytes_per_s*=2'", "--policy memwall"):
         assert any(kept in line for line in lines)
     assert " ".join(text.split()) == f"page {said}"
+
+
+def test_a_table_that_goes_on_below_repeats_the_columns_that_tell_its_rows_apart():
+    """Batch 1 stands on two GPUs: batch and GPU are repeated, the kind is not, nor is a figure."""
+    columns = [col.plain("batch", [1, 1]), col.names("gpu", ["a100", "h100"]), col.names("kind", ["eager", "eager"])]
+    columns += [col.plain(f"figure {number}", [number, number], unit="ms") for number in range(9)]
+    text = to_text(Document("page", [Section("", [col.table("", columns)])]), width=60)
+    headings = [line.split() for line in text.splitlines() if line.lstrip().startswith("batch")]
+    assert len(headings) == 2
+    assert headings[0][:4] == ["batch", "gpu", "kind", "figure"] and headings[1][:3] == ["batch", "gpu", "figure"]
+
+
+def test_a_phrase_wraps_between_words_where_the_page_is_narrow():
+    columns = [col.phrases("lever", ["twice the bandwidth", "fsdp=optimizer"]), col.plain("saved", [1, 2], unit="ms")]
+    text = to_text(Document("page", [Section("", [col.table("", columns)])]), width=24)
+    assert [line.split("  ")[1].strip() for line in text.splitlines()[-4:]] == [
+        "twice the", "bandwidth", "fsdp=optimizer",
+    ]  # fmt: skip
