@@ -9,7 +9,7 @@ import memwall.report.columns as col
 from memwall.browsing.headlines import Headline
 from memwall.browsing.run import MOST_COMPARED, MOST_FILES, ListedRecord, RecordFolder, RecordList
 from memwall.core.errors import UsageError
-from memwall.core.progress import counting, tell
+from memwall.core.progress import counting
 from memwall.core.units import counted, few
 from memwall.report.document import Block, Document, Markup, Section, Sentence, Table
 from memwall.report.html import HtmlCell, escape
@@ -62,7 +62,7 @@ class RecordsReport(Report):
 
     def _told(self, records: Sequence[ListedRecord]) -> Iterator[Section]:
         """What the newest records say, as their text has it: a section each, so that the contents list records."""
-        for record in counting(records[:MOST_TOLD], "reading records", tell):
+        for record in counting(records[:MOST_TOLD], "reading records"):
             blocks: list[Block] = [Markup(f'<a id="record-{record.number}"></a>')]
             try:
                 told = self.folder.page(record.number).document("text").whole

@@ -19,6 +19,7 @@ from memwall.bench.kernels.oracle import Oracle, check_numerics
 from memwall.bench.kernels.run import device_spec
 from memwall.core.errors import MissingError, UsageError
 from memwall.core.flow import Flow
+from memwall.core.progress import listening
 from memwall.fusion import Group, plan_graph
 from memwall.record.measurement import Sensors
 from tests.unit.places import ROOT
@@ -164,7 +165,8 @@ def test_progress_is_told_and_results_are_handed_on_while_it_runs(chain, pool):
     work = plan_work(chain, chain.simulations[0].gpu, ["eager"], top=2)
     benchmark = BenchmarkRun(work, "cpu", "", Limits(3, check=False, steps=False), pool)
     benchmark.start()
-    benchmark.run(said.append, lambda: seen.append([len(r.samples_s) for r in benchmark.results.values()]))
+    with listening(said.append):
+        benchmark.run(lambda: seen.append([len(r.samples_s) for r in benchmark.results.values()]))
     assert len(said) == 6 and all(line.startswith("measuring ") for line in said)
     # round by round, not kernel by kernel: each has its first sample before any has its second
     assert seen == [[1, 0], [1, 1], [2, 1], [2, 2], [3, 2], [3, 3]]
