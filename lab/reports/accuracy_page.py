@@ -46,27 +46,27 @@ TABLES: Mapping[str, Measured] = {
     "cudnn_sdpa": Measured("cuDNN's frontend", KERNELS, "{kind} of cuDNN"),
     "cudnn_norms": Measured("cuDNN's frontend", KERNELS, "{kind} of PyTorch"),
     "aic_encoder_attention": Measured("NVIDIA", KERNELS, "encoders' {kind}"),
-    "liger_pairs": Measured("Liger-Kernel", KERNELS, "{kind}"),
-    "liger_fused_vs_unfused": Measured("Liger-Kernel", KERNELS, "{kind}"),
+    "liger_pairs": Measured("Liger-Kernel", KERNELS, "Triton or eager: {kind}"),
+    "liger_fused_vs_unfused": Measured("Liger-Kernel", KERNELS, "Triton or eager: {kind}"),
     "aiconfigurator_gemm": Measured("NVIDIA", SERVED, "matmuls, bf16 and fp8"),
     "aiconfigurator_quant_gemm": Measured("NVIDIA", SERVED, "quantised matmuls"),
     "aiconfigurator_attention": Measured("NVIDIA", SERVED, "attention, {kind}"),
     "aiconfigurator_mla": Measured("NVIDIA", SERVED, "{kind} attention"),
     "aiconfigurator_moe": Measured("NVIDIA", SERVED, "mixtures' {kind}"),
-    "aic_gated_delta": Measured("NVIDIA", SERVED, "{kind}"),
-    "aic_mamba2": Measured("NVIDIA", SERVED, "{kind}"),
-    "aic_sparse_kernels": Measured("NVIDIA", SERVED, "{kind}"),
-    "aic_dsa_modules": Measured("NVIDIA", SERVED, "{kind}"),
-    "aic_quantize": Measured("NVIDIA", SERVED, "{kind}"),
+    "aic_gated_delta": Measured("NVIDIA", SERVED, "linear attention: {kind}"),
+    "aic_mamba2": Measured("NVIDIA", SERVED, "Mamba-2: {kind}"),
+    "aic_sparse_kernels": Measured("NVIDIA", SERVED, "sparse attention: {kind}"),
+    "aic_dsa_modules": Measured("NVIDIA", SERVED, "a layer of DeepSeek's sparse attention: {kind}"),
+    "aic_quantize": Measured("NVIDIA", SERVED, "quantising: {kind}"),
     "deepgemm_h800": Measured("DeepGEMM", SERVED, "{kind}"),
     "vidur_mlp_ops": Measured("Vidur", SERVED, "{kind}, fp16"),
     "ivanov_encoder_e2e": Measured("Ivanov et al.", WHOLE, "{kind} of BERT-large"),
-    "kernelbench_v0_times": Measured("KernelBench", WHOLE, "{kind}"),
+    "kernelbench_v0_times": Measured("KernelBench", WHOLE, "modules, {kind}"),
     "fastertransformer": Measured("FasterTransformer", WHOLE, "{kind}"),
     "dle_pytorch": Measured("NVIDIA's examples", WHOLE, "{kind}"),
-    "timm_benchmarks": Measured("timm", WHOLE, "{kind}"),
-    "torchvision_classic": Measured("torchvision", WHOLE, "{kind}"),
-    "diffusers_sd": Measured("diffusers", WHOLE, "{kind}"),
+    "timm_benchmarks": Measured("timm", WHOLE, "networks, {kind}"),
+    "torchvision_classic": Measured("torchvision", WHOLE, "networks, {kind}"),
+    "diffusers_sd": Measured("diffusers", WHOLE, "Stable Diffusion, {kind}"),
     "nccl_collectives": Measured("NVIDIA", MANY, "{kind}"),
     "vidur_allreduce": Measured("Vidur", MANY, "{kind}"),
     "vtrain_training": Measured("vTrain", MANY, "training, {kind}"),
@@ -101,12 +101,12 @@ def sections(scores: pd.DataFrame) -> Iterator[str]:
         raise ValueError(f"no title for {', '.join(unknown)}")
     boards = scores[scores["gpu"] != "all"].groupby(["table", "kind"])["gpu"].nunique()
     for section in dict.fromkeys(each.section for each in TABLES.values()):
-        rows = [
+        rows = dict.fromkeys(  # a table may have rows of another
             _row(TABLES[cell.table], cell, boards[cell.table, cell.kind])
             for table in TABLES
             for cell in cells[cells["table"] == table].itertuples()
             if TABLES[table].section == section
-        ]
+        )
         if rows:
             yield "\n".join(
                 [f"### {section}", "", _line(_HEAD), _line(["---", "---", *["---:"] * 6]), *map(_line, rows)]
@@ -132,12 +132,12 @@ def intervals(scores: pd.DataFrame) -> str:
     )  # fmt: skip
 
 
-def _row(measured: Measured, cell: pd.Series, boards: int) -> list[str]:
+def _row(measured: Measured, cell: pd.Series, boards: int) -> tuple[str, ...]:
     inside = "" if cell.inside == "" else f"{100 * float(cell.inside):.0f}"
-    return [
+    return (
         measured.what.format(kind=cell.kind), measured.by, str(boards), f"{cell.rows:,}",
         f"{100 * cell.median_error:.1f}", f"{100 * cell.bias:+.0f}", inside, str(cell.beaten or ""),
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 def _line(cells: list[str] | tuple[str, ...]) -> str:
