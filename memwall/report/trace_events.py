@@ -194,9 +194,10 @@ def timeline(profile: Profile, schedule: Schedule) -> Timeline:
     return Timeline(launches, runs, _scopes(paths, [runs[i] for i in on_gpu]), memory)
 
 
-def memory_line(profile: Profile, schedule: Schedule) -> list[tuple[int, MemoryPeak]]:
-    """The bytes alive from a nanosecond on; none where the plan is not known."""
-    return _memory_levels(profile, schedule, _queue(profile, schedule)[1])
+def memory_line(profile: Profile, schedule: Schedule) -> tuple[list[tuple[int, MemoryPeak]], int]:
+    """The bytes alive from a nanosecond on, none where the plan is not known; and the nanosecond of the last end."""
+    runs = _queue(profile, schedule)[1]
+    return _memory_levels(profile, schedule, runs), max((run.end_ns for run in runs), default=0)
 
 
 def _memory_levels(profile: Profile, schedule: Schedule, runs: Sequence[Span]) -> list[tuple[int, MemoryPeak]]:

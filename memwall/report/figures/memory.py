@@ -22,14 +22,13 @@ Line = Sequence[tuple[int, Any]]
 
 def memory_chart(profile: Profile, schedule: Schedule, title: str) -> Chart | None:
     """Bytes alive from the start of a step to its end; None where the plan of the schedule is not known."""
-    line = memory_line(profile, schedule)
+    line, end = memory_line(profile, schedule)
     if not line:
         return None
     peak_ns, peak = max(line, key=lambda point: point[1].total)
     label = f"peak {size(peak.total)} {clean(peak_place(profile, schedule))}".strip()
-    end = max(round(schedule.totals.time_s * 1e9), 1)
     heading = f"{title}, {clean(schedule_label(profile, schedule))}: memory alive over the step"
-    return lambda scene: _draw(scene, heading, line, end, (peak_ns, peak.total, label), schedule.gpu.dram_bytes)
+    return lambda scene: _draw(scene, heading, line, max(end, 1), (peak_ns, peak.total, label), schedule.gpu.dram_bytes)
 
 
 def _thinned(line: Line, end: int, steps: int) -> Line:

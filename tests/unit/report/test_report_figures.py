@@ -21,6 +21,7 @@ from memwall.report.figures.scene import drawn
 from memwall.report.figures.svg import to_svg
 from memwall.report.figures.timeline import LaneMark, _merged, timeline_chart
 from memwall.report.pages.profile_tables import peak_tensors
+from memwall.report.trace_events import memory_line
 from memwall.simulate.schedule import simulate
 from memwall.sweeping.compare import compare_gpus, compare_profile
 from tests.unit.report_fixture import NEW, OLD, TENSOR, Builder, make_profile
@@ -165,3 +166,12 @@ def test_a_differential_flame_graph_says_what_costs_more_and_less(profile):
     assert faster.count(worse) == slower.count(better) == same.count(worse) == same.count(better) == legend
     assert faster.count(better) == slower.count(worse) > 3
     assert same.count("as before") > 3
+
+
+def test_the_memory_of_a_step_is_drawn_to_its_end(profile):
+    """The CPU issues the first kernel in 30 us: the GPU, which takes 187.483 us, begins and ends as much later."""
+    schedule = profile.simulations[0]
+    first, *others = schedule.kernels
+    late = replace(schedule, kernels=(replace(first, issue_s=30e-6), *others))
+    line, end_ns = memory_line(profile, late)
+    assert (line[1][0], end_ns) == (30_000, 217_483)
