@@ -96,12 +96,15 @@ class Lever:
 
 
 def levers(profile: Profile, schedule: Schedule) -> tuple[Lever, ...]:
-    """The levers of a schedule as :func:`ranked`; none of a saved schedule whose plan only a compiler can make
-    again."""
+    """The levers of a schedule as :func:`ranked`; none of a saved schedule whose plan only a compiler can make again,
+    or that this memwall would model otherwise."""
     if schedule.plan is None:
         if schedule.policy not in CHEAP:
             return ()
+        saved_s = schedule.totals.time_s
         schedule = profile.schedule(schedule.gpu, schedule.policy, graph=schedule.graph, launch=schedule.launch)
+        if not isclose(schedule.totals.time_s, saved_s, rel_tol=1e-6):
+            return ()
     return ranked((*_ways(profile, schedule), *_numbers(profile, schedule)), schedule.totals.time_s)
 
 

@@ -48,7 +48,7 @@ def verdict(profile: Profile, schedule: Schedule) -> Verdict:
     found = levers(profile, schedule)
     binding = bound_by(found, wall_shares(schedule), schedule.totals.time_s)
     said = (
-        _unplanned(schedule),
+        "" if found else _unknown(schedule),
         _unjitted(profile, schedule),
         _misfit(profile, schedule),
         _hosted(binding, found, schedule),
@@ -58,11 +58,14 @@ def verdict(profile: Profile, schedule: Schedule) -> Verdict:
     return Verdict(binding.wall if binding else "", found, text)
 
 
-def _unplanned(schedule: Schedule) -> str:
+def _unknown(schedule: Schedule) -> str:
     """Why a saved schedule has no levers."""
-    if schedule.plan is not None or schedule.policy in CHEAP:
-        return ""
-    return f"Levers are not known: a record does not hold the plan of {schedule.policy}, so profile the target again."
+    why = (
+        "this memwall models the step otherwise than the record does"
+        if schedule.policy in CHEAP
+        else f"a record does not hold the plan of {schedule.policy}"
+    )
+    return f"Levers are not known: {why}, so profile the target again."
 
 
 def _unjitted(profile: Profile, schedule: Schedule) -> str:

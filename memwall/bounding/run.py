@@ -338,4 +338,5 @@ def _levers(ran: _Ran) -> Iterator[str]:
     found = [each for each in by_kind(levers(ran.made, ran.schedule)) if each.share >= NOTABLE]
     for each in found[:_MOST_LEVERS]:
         shown = f"{each.kind}, memwall profile {each.options}"
-        yield f"{each.name}: {duration(each.time_s)}, {percent(each.share, 0)} less ({shown})"
+        less = f"{percent(each.share, 0)} less than {duration(each.time_s + each.saved_s)}"
+        yield f"{each.name}: {duration(each.time_s)}, {less} ({shown})"

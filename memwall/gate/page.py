@@ -22,7 +22,7 @@ from memwall.report.document import Block, Document, Facts, Glance, Picture, Pic
 from memwall.report.figures.modules import difference_chart
 from memwall.report.figures.scene import Chart, Scene, stacked
 from memwall.report.kinds import Report
-from memwall.report.pages.glance import binding_fact, glance, held_of
+from memwall.report.pages.glance import binding_fact, glance, held_bytes, memory_fact
 from memwall.simulate.schedule import Schedule
 
 #: A workload with at most so many checks that pass shows them, one a line; with more they are counted.
@@ -72,11 +72,10 @@ class GateReport(Report):
         """The verdict, for HTML what changed first and the command that shows it again, then workload by workload what
         fails and why, what passes last."""
         result = self.result
-        lines = [f"{say.counts(result)}; {say.compared_with(result)}", *say.notes(result)]
-        answer, sections = list[Block](map(Sentence, lines)), list[Section]()
-        if kind == "html" and (again := self.again):
-            answer.insert(1, self._glance(again))
-            answer.append(Sentence(f"Again: {again}"))
+        told, sections = f"{say.counts(result)}; {say.compared_with(result)}", list[Section]()
+        again = self.again if kind == "html" else ""
+        answer: list[Block] = [Sentence(told), *(Sentence(note, strong=bool(again)) for note in say.notes(result))]
+        answer += [self._glance(again), Sentence(f"Again: {again}")] if again else []
         if result.problems:
             rows = [
                 Sentence(f"{_WORD[row.verdict]}  {say.problem_sentence(row)}", strong=row.verdict == "fail")
@@ -97,10 +96,13 @@ class GateReport(Report):
         """What changed first, what to do about it, and of the step that holds most what binds it and its memory."""
         (checks, *_) = say.of_workloads(say.raised(self.result.checks))
         accepted = f"{again} --update" if self.result.baseline.kind == "file" else f"the limit in {self.config}"
-        facts = [say.changed_first(self.result), ("do first", "mend it", f"or accept it: {accepted}")]
+        place = next((cause.source for check in checks for cause in check.causes if cause.source), "")
+        mend = f"look at {name(place)}" if place else "mend it"
+        facts = [say.changed_first(self.result), ("do first", mend, f"or accept it: {accepted}")]
         if (head := self.heads.get(checks[0].workload)) and head.simulations:
-            most = max(head.simulations, key=lambda schedule: held_of(schedule).needed_bytes)
-            facts += glance(binding_fact((), wall_shares(most), most.totals.time_s), ("", ""), held_of(most)).facts[::2]
+            most = max(head.simulations, key=held_bytes)
+            binds = binding_fact((), wall_shares(most), most.totals.time_s)
+            facts += glance(binds, ("", ""), memory_fact(held_bytes(most), most.gpu.dram_bytes)).facts[::2]
         return Glance(facts)
 
     def figure(self) -> Chart:

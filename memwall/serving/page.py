@@ -16,14 +16,14 @@ from memwall.core.units import duration, listed, percent, size
 from memwall.report.document import Block, Document, Glance, Picture, Section, Sentence, Table, known_facts
 from memwall.report.figures.scene import Chart, stacked
 from memwall.report.kinds import Report
-from memwall.report.pages.glance import HeldBytes, first_fact, glance
+from memwall.report.pages.glance import MemoryFact, first_fact, glance
 from memwall.serving.answer import Serving
 from memwall.serving.engine_figure import KERNELS, memory_chart, phases_charts
 from memwall.serving.figure import serving_chart
 from memwall.serving.levers import ServedOutcome, ServedVerdict
 from memwall.serving.saved import SavedEngine, SavedLaunch, SavedPercentile, SavedPoint, SavedServing, saved
 from memwall.serving.simulation.served import sure_from
-from memwall.serving.wording import WAITED, held_text
+from memwall.serving.wording import WAITED, held_text, priced_text
 
 #: what a picture shows -> it
 PICTURES: Mapping[str, Callable[[SavedServing], Chart]] = {
@@ -199,8 +199,10 @@ def _choices(found: SavedServing) -> list[str]:
     for each in dict.fromkeys(found.choices):
         best = (each.best or "").removesuffix(f", {each.load}")
         loads.setdefault((best, each.cheaper or "", each.unmet), []).append(each.load)
+    usd = {(point.name, point.load): point.figure("usd_per_million_tokens") for point in found.ran}
     return [
-        f"The cheapest that keeps {wanted} with {' or '.join(under)}: {best}."
+        f"The cheapest that keeps {wanted} with {' or '.join(under)}: {best}"
+        f"{priced_text(usd.get((best, load)) for load in under)}."
         + (f" The next cheaper one, {cheaper}." if cheaper else "")
         if best
         else f"With {listed(under)} {unmet}."
@@ -242,7 +244,7 @@ def _glance(found: SavedServing) -> Glance:
         binds = WAITED.get(phase.bound_by, phase.bound_by), saved
     if phase is not None:
         first = first_fact(phase.levers, of=f" of {_FIGURES[phase.figure]}")
-    held = HeldBytes(engine.dram_bytes - engine.free_bytes, engine.dram_bytes)
+    held = MemoryFact(True, f"of {held_text(engine.dram_bytes, engine.weights_bytes, engine.free_bytes)}")
     return glance(binds, first, held, name if len(found.engines) > 1 else "")
 
 

@@ -14,12 +14,12 @@ from memwall.report.figures.axes import draw_frame, draw_x, draw_y, engineering,
 from memwall.report.figures.colors import series_color
 from memwall.report.figures.labels import Box
 from memwall.report.figures.scene import Chart, Scene
-from memwall.report.pages.glance import HeldBytes, glance
+from memwall.report.pages.glance import MemoryFact, glance
 from memwall.report.pages.search import SearchReport
 from memwall.serving.candidates import objective_text
 from memwall.serving.figure import fitted_axis
 from memwall.serving.launch.writing import launch_line, options_of_point
-from memwall.serving.wording import WAITED, held_text, requests_text
+from memwall.serving.wording import WAITED, held_text, priced_text, requests_text
 
 if TYPE_CHECKING:
     from memwall.serving.search import EngineChoice, Found
@@ -47,13 +47,14 @@ def engines_page(found: Found, top: int = 10) -> SearchReport:
     wall, commands = read("limited_by"), commands_of(found.best, found.target)
     started = commands.get(point.layout.engine, "")
     load = f"{found.best.point.load}, {requests_text(found.best.point, found.best.point.asked.model)}"
+    priced = priced_text([found.best.usd_per_million]) if found.best.candidate.rates.is_priced else ""
     return SearchReport(
         title=f"{found.name}: search",
-        best=f"The cheapest{f' that keeps {wanted}' if wanted else ''}: {_text(found.best)}.",
+        best=f"The cheapest{f' that keeps {wanted}' if wanted else ''}: {_text(found.best)}{priced}.",
         glance=glance(
             (WAITED.get(wall, wall), "most of a decode step waits for it"),
             (f"serve on {_text(found.best)}", started),
-            HeldBytes(point.gpu.dram_bytes - free_bytes, point.gpu.dram_bytes),
+            MemoryFact(True, f"of {held_text(point.gpu.dram_bytes, point.weights_bytes, free_bytes)}"),
         ),
         figures=f"It fits: of each GPU's {held}. {times}; limited by {wall}.",
         counted=f"Under {load}: {counted(found.count, 'candidate')}, {simulated:,} of which were simulated{said}.",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from memwall.core.units import counted, duration, size
+from collections.abc import Iterable
+
+from memwall.core.units import counted, duration, listed, size
 from memwall.serving.answer import Point, Serving
 from memwall.serving.model import Model
 from memwall.serving.simulation.workload import RequestLoad
@@ -38,6 +40,12 @@ def requests_text(point: Point, model: Model) -> str:
 def held_text(dram_bytes: int, weights_bytes: int, free_bytes: int) -> str:
     """``85.02 GB weights take 16.06 GB and the cache may take 57.97 GB``."""
     return f"{size(dram_bytes)} weights take {size(weights_bytes)} and the cache may take {size(free_bytes)}"
+
+
+def priced_text(usd_per_million: Iterable[float | None]) -> str:
+    """``, at 0.048 and 1.406 USD per million tokens``; empty where no price is known."""
+    known = [f"{usd:,.3f}" for usd in usd_per_million if usd is not None]
+    return f", at {listed(known)} USD per million tokens" if known else ""
 
 
 def _sessions(load: RequestLoad) -> str:

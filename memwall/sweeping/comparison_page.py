@@ -33,7 +33,7 @@ from memwall.report.figures.scene import Chart
 from memwall.report.html import blocks_html, section_html
 from memwall.report.kinds import Report
 from memwall.report.notebook import fragment
-from memwall.report.pages.glance import HeldBytes, binding_fact, first_fact, glance
+from memwall.report.pages.glance import binding_fact, first_fact, glance, memory_fact
 from memwall.report.pages.gpus import machine_sections, moral
 from memwall.sweeping.comparison import MOST_LEVERED, Comparison, Entry, Flip, ProfileChange
 from memwall.sweeping.comparison_figure import comparison_chart, times_chart
@@ -152,7 +152,7 @@ def _glance(entries: Sequence[Entry]) -> Glance:
     first = first_fact(best.levers)
     if len(entries) > MOST_LEVERED:
         first = f"profile {clean(best.label)}", f"levers are told of up to {MOST_LEVERED} entries"
-    held = HeldBytes(best.peak_memory_bytes + best.reserved_bytes, best.gpu_bytes)
+    held = memory_fact(best.peak_memory_bytes + best.reserved_bytes, best.gpu_bytes)
     return glance(binding_fact(best.levers, best.wall_shares, best.time_s), first, held, clean(best.label))
 
 
@@ -206,8 +206,8 @@ def _summary(entries: Sequence[Entry]) -> str:
     wall = max(best.wall_shares, key=best.wall_shares.__getitem__)
     return (
         f"{clean(best.label)} takes {best.time_text} a step, {best.speedup:.2f} times as fast as "
-        f"{clean(first.label)}{_speedup_range(best, ' ({} to {})')}, and spends "
-        f"{percent(best.wall_shares[wall])} of it at the {wall} wall{misfits}."
+        f"{clean(first.label)}{_speedup_range(best, ' ({} to {})')}, {percent(best.wall_shares[wall])} of it in "
+        f"kernels at the {wall} wall{misfits}."
     )
 
 
@@ -241,7 +241,8 @@ def _speed_table(comparison: Comparison) -> Table:
         *col.known([(Column("80 % range", "x"), ranges)]),
         *_figures(entries, others),
     ]
-    words = f"time: modeled; bound: speed of light; speed-up: over {comparison.baseline}"
+    words = f"time: modeled; bound: speed of light; speed-up: over {comparison.baseline}; limited by: the wall of most"
+    words += " of the time"
     notes = words, _range_note(entries), _mfu_note(entries)
     return col.table("", columns, "; ".join(filter(None, notes)))
 

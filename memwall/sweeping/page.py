@@ -205,13 +205,14 @@ class SweepReport(Report):
         """What limits the best point, the command that asks for it alone, and whether it fits."""
         row = self.found.left.iloc[0]
         best = ", ".join(f"{name} {row[name]}" for name in self.found.varied) or "the only point"
-        facts = [
-            ("what binds", str(row.get("limited_by") or ""), "most of the time of the best point"),
-            ("do first", best, self._command),
-        ]
+        wall = str(row.get("limited_by") or "")
+        share = row.get(f"{wall}_share")
+        most = percent(share) if share and share == share else "most"
+        facts = [("what binds", wall, f"{most} of the time of the best point"), ("do first", best, self._command)]
         if "fits" in row:
-            peak = row.get("peak_memory")
-            held = f"{size(peak)} at the peak" if peak and peak == peak else ""
+            parts = [row.get(name) for name in ("peak_memory", "reserved_bytes", "gpu_bytes")]
+            peak, reserved, whole = (part if part == part else None for part in parts)
+            held = f"{size(peak + (reserved or 0))}{f' of {size(whole)}' if whole else ''}" if peak else ""
             facts.append(("memory", "fits" if row["fits"] else "DOES NOT FIT", held))
         return Glance([fact for fact in facts if fact[1]])
 

@@ -106,7 +106,7 @@ class TraceReport(Report):
 
 
 #: what ends the gaps between kernels
-_NO_GAPS = "CUDA graphs, as of torch.compile with mode='reduce-overhead'"
+_NO_GAPS = "CUDA graphs, with torch.compile(mode='reduce-overhead')"
 _NO_GAPS_OF_XLA = "one jax.jit of the whole step, or several steps in a call (jax.lax.scan)"
 
 
@@ -144,24 +144,30 @@ def _answer(analysis: TraceAnalysis, kind: str) -> list[Block]:
     note = "at most: no op runs faster than its bound, and few reach it; of the span of the trace"
     specs = "lever: 0 phrase, saved: 1 s, of the span: 2 %, by: 3 prose"
     table = col.listing("What would make it faster", rows, specs, note)
-    seen = [_glance(wall, walls[wall] / measured_s, busy_s / span_s, rows)] if kind == "html" and rows else []
+    most = f"{percent(walls[wall] / measured_s)} of its time"
+    seen = [_glance(analysis, most, wall, rows)] if kind == "html" and rows else []
     return [*over, Sentence(told, strong=True), *seen, *([table] if rows else [])]
 
 
-def _glance(wall: str, share: float, busy: float, levers: Sequence[tuple[str, float, float, str]]) -> Glance:
+def _glance(analysis: TraceAnalysis, most: str, wall: str, levers: Sequence[tuple[str, float, float, str]]) -> Glance:
     """What the span waits for, what would save most of it, and that a trace says nothing of memory."""
+    whole_s = analysis.trace.span_us * _US * len(analysis.trace.busy_us)  # of all GPUs
     name, saved_s, of_span, how = levers[0]
-    most = f"{percent(share)} of the time of kernels is at the {wall} wall"
-    idle = "gaps between kernels", f"the GPU is busy for {percent(busy)}; {most}"
+    binds, behind = wall, f"{most}; the GPU is busy for {percent(analysis.busy_s / whole_s)} of the span"
+    if analysis.gap_s > analysis.busy_s:
+        busy, gaps, around = (
+            percent(part_s / whole_s) for part_s in (analysis.busy_s, analysis.gap_s, _around_s(analysis))
+        )
+        behind = f"{gaps} of the span, with {around} before the first kernel and after the last; busy {busy}"
+        binds = "gaps between kernels"
     first, _, further = how.partition(", ")
     saves = f"{name} saves at most {percent(of_span)}, {duration(saved_s)}"
-    return Glance(
-        [
-            ("what binds", *(idle if busy < 0.5 else (wall, most))),
-            ("do first", first, f"{further}: {saves}" if further else saves),
-            ("memory", "not known", "a trace does not say what is held"),
-        ]
+    facts = (
+        ("what binds", binds, behind),
+        ("do first", first, f"{further}: {saves}" if further else saves),
+        ("memory", "not known", "a trace does not say what is held"),
     )
+    return Glance(facts)
 
 
 def _picture(analysis: TraceAnalysis, kind: str) -> list[Block]:
@@ -386,6 +392,12 @@ def _tail(module: str) -> str:
     return module if len(parts) <= 2 else "…/" + "/".join(parts[-2:])
 
 
+def _around_s(analysis: TraceAnalysis) -> float:
+    """Seconds before the first kernel of each GPU and after its last."""
+    whole_s = analysis.trace.span_us * _US * len(analysis.trace.busy_us)
+    return round(whole_s - analysis.busy_s - analysis.gap_s, 9)
+
+
 def _gap_section(analysis: TraceAnalysis) -> list[Section]:
     gaps = analysis.trace.gaps
     if not gaps:
@@ -396,10 +408,9 @@ def _gap_section(analysis: TraceAnalysis) -> list[Section]:
     shown = sorted(causes.items(), key=lambda item: (-sum(item[1]), item[0]))[:_GAPS]
     rows = [(cause, len(times), sum(times), max(times)) for cause, times in shown]
     specs = "what the CPU did when it ended: 0 name, gaps: 1 count, in all: 2 s, longest: 3 s"
-    outside_s = analysis.trace.span_us * _US * len(analysis.trace.busy_us) - analysis.busy_s - analysis.gap_s
     text = (
         f"{counted(len(gaps), 'gap')}, {duration(analysis.gap_s)} in which no stream ran anything;"
-        f" {duration(round(outside_s, 9))} more before the first kernel and after the last"
+        f" {duration(_around_s(analysis))} more before the first kernel and after the last"
     )
     return [Section("Exposed gaps", (Sentence(text), col.listing("", rows, specs)))]
 

@@ -14,7 +14,7 @@ from memwall.analysis.verdict import capital
 from memwall.core.units import counted, duration, listed, percent, size
 from memwall.report.document import Block, Document, Glance, Picture, Section, Sentence, Table, known_facts
 from memwall.report.kinds import Report
-from memwall.report.pages.glance import HeldBytes, binding_fact, first_fact, glance
+from memwall.report.pages.glance import binding_fact, first_fact, glance, memory_fact
 from memwall.training.events import render_stages
 from memwall.training.figure import parts_chart, scaling_chart
 
@@ -156,9 +156,14 @@ class TrainingReport(Report):
             Lever(each.name, each.options, each.wall, each.step.time_s, now_s - each.step.time_s)
             for each in found.changes
         ]
-        most, time_s = max(_parts(found).items(), key=lambda part: part[1])
-        binds = binding_fact(levers, {}, now_s) if levers else (most, f"{percent(time_s / now_s)} of the step")
-        return glance(binds, first_fact(levers), HeldBytes(found.held_bytes(), found.gpu.dram_bytes))
+        most, time_s = max(list(_parts(found).items())[1:], key=lambda part: part[1])
+        wall, saves = binding_fact(levers, {}, now_s) if levers else ("", "")
+        longest = f"{most} takes {percent(time_s / now_s)}"
+        return glance(
+            (wall or most, f"{saves}; {longest}" if saves else longest),
+            first_fact(levers),
+            memory_fact(found.held_bytes(), found.gpu.dram_bytes),
+        )
 
     def _saving(self, change: TrainingChange) -> str:
         now_s = self.found.step.time_s

@@ -31,4 +31,4 @@ class Page(HTMLParser):
         inside, attributes = self.open[-1] if self.open else ("", {})
         self.by_id[attributes.get("id")] += data
         if inside != "style":
-            self.text += data
+            self.text += data.replace("\xa0", " ")  # what keeps a number and its unit on a line

@@ -11,39 +11,46 @@ from memwall.report.document import Glance
 from memwall.simulate.schedule import Schedule
 
 
-class HeldBytes(NamedTuple):
-    """Bytes that a GPU must hold and those that it has."""
+class MemoryFact(NamedTuple):
+    """Whether the memory holds it, and what it holds."""
 
-    needed_bytes: float
-    dram_bytes: float
+    fits: bool
+    text: str
 
 
-def held_of(schedule: Schedule) -> HeldBytes:
+def memory_fact(needed_bytes: float, dram_bytes: float) -> MemoryFact:
+    """Of bytes that a GPU must hold and those that it has."""
+    return MemoryFact(needed_bytes <= dram_bytes, f"{size(needed_bytes)} of {size(dram_bytes)}")
+
+
+def held_bytes(schedule: Schedule) -> int:
     """Of a step: its peak, with what is assumed for the context and the allocator."""
-    return HeldBytes(schedule.totals.peak_memory_bytes + schedule.reserved_bytes, schedule.gpu.dram_bytes)
+    return schedule.totals.peak_memory_bytes + schedule.reserved_bytes
 
 
-def glance(binds: tuple[str, str], first: tuple[str, str], memory: HeldBytes, of: str = "") -> Glance:
-    """The three facts, each a word and what stands behind it, ``of`` one of several."""
-    labels = (f"{of}: {label}" if of else label for label in ("what binds", "do first", "memory"))
-    fits = memory.needed_bytes <= memory.dram_bytes
-    if not fits:
-        first = "make it fit", f"a smaller batch, or more than the {size(memory.dram_bytes)} of this GPU"
-    held = "fits" if fits else "DOES NOT FIT", f"{size(memory.needed_bytes)} of {size(memory.dram_bytes)}"
-    return Glance([(label, *fact) for label, fact in zip(labels, (binds, first, held), strict=True)])
+def glance(
+    binds: tuple[str, str], first: tuple[str, str], memory: MemoryFact, of: str | tuple[str, str, str] = ""
+) -> Glance:
+    """The three facts, each a word and what stands behind it; ``of`` says of which of several they are, all or each."""
+    if not memory.fits:
+        first = "make it fit", "a smaller batch, or a GPU of more memory"
+    held = "fits" if memory.fits else "DOES NOT FIT", memory.text
+    names = (of,) * 3 if isinstance(of, str) else of
+    rows = zip(names, ("what binds", "do first", "memory"), (binds, first, held), strict=True)
+    return Glance([(f"{name}: {label}" if name else label, *fact) for name, label, fact in rows])
 
 
 def binding_fact(found: Sequence[Lever], shares: Mapping[str, float], time_s: float) -> tuple[str, str]:
     """The wall whose number saves most of a step, and the wall of most of the time where that is another one; without
     such a number the wall of most of the time."""
     wall = max(shares, key=lambda name: shares[name], default="")
-    most = f"{percent(shares[wall])} of the time is at the {wall} wall" if wall else ""
+    most = f"kernels at the {wall} wall take {percent(shares[wall])} of the time" if wall else ""
     binding = bound_by(found, shares, time_s)
     if binding is None:
         return wall, most
     saves = f"{binding.name} would save {percent(binding.share)}"
     word = "the CPU (host)" if binding.wall == HOST else binding.wall
-    return word, saves if wall in ("", binding.wall) else f"{saves}; {most}"
+    return word, saves if wall in ("", binding.wall) else f"{saves}, the most; {most}"
 
 
 def first_fact(found: Sequence[Lever], of: str = "") -> tuple[str, str]:
