@@ -132,7 +132,7 @@ const page = { find() {}, says() { return ""; }, show() {} };
       let pattern = null;
       try { pattern = field.value ? new RegExp(field.value, "i") : null; } catch (error) { said.textContent = "not a regular expression yet"; return; }
       said.textContent = "";
-      line.hidden = !all('rect[data-key^="zoom:"]', choice).some((rect) => rect.ownerSVGElement.getClientRects().length);
+      line.hidden = !choice.querySelector('div[data-pick]:not([hidden]) rect[data-key^="zoom:"]');
       for (const svg of all("svg.chart", choice)) {
         const [count, shares] = seek(svg, pattern);
         const told = shares.map((share) => `${share.toFixed(1)} %`).join(" and ");

@@ -137,6 +137,18 @@ def test_modules_are_found_by_a_regular_expression_with_their_share(page, visit)
     assert bad == "not a regular expression yet"
 
 
+def test_modules_are_found_under_every_tab(page, visit):
+    """The field was hidden under each tab but the first."""
+    assert visit(page, """
+        return every("#tabs button").map((tab) => {
+            tab.click();
+            const [field] = shown(every('input[aria-label="find modules"]'));
+            type(field, ".");
+            return field.parentNode.querySelector("span").textContent.split(", ")[1];
+        });
+    """) == ["100.0 % of the whole"] * 2  # fmt: skip
+
+
 def test_modules_before_and_after_have_a_share_each(visit):
     """A step of one block, and of two: all of each, and not 200 % of one whole."""
     both = compare_profiles([make_profile((NEW,), blocks=1), make_profile((NEW,), blocks=2)])
