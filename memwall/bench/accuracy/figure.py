@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from memwall.bench.accuracy import CLOSE, TimedRow
 from memwall.core.errors import UsageError
-from memwall.core.units import percent
+from memwall.core.units import duration, percent
 from memwall.report.columns import SECONDS
 from memwall.report.document import clean
 from memwall.report.figures.axes import PlotAxis, draw_frame, draw_x, draw_y
@@ -22,7 +22,7 @@ _LEAST, _POINTS = 240.0, 4000
 _MOST = 400.0
 #: rows that are too few for a panel of their own
 _FEW = 50
-#: rows of a panel up to which each dot can be seen alone
+#: rows of a panel up to which each is a dot with a title
 _SPARSE = 200
 
 
@@ -106,9 +106,12 @@ def _panel(scene: Scene, gpu: str, rows: Sequence[TimedRow]) -> float:
     draw_y(scene, frame, y, _tick, "modeled", y.ticks(4))
     draw_frame(scene, frame)
     drawn = [row for row in rows[:: -(-len(rows) // _POINTS)] if row.measured_s > 0 and row.modeled_s > 0]
-    for name, color in CLASS_COLORS.items():
-        places = [(x(row.measured_s), y(row.modeled_s)) for row in drawn if _family(row.op_class) == name]
-        if places:
-            scene.dust(places, color, 1.3 if len(drawn) > _SPARSE else 3.0)
     scene.line((x(low), y(low)), (x(high), y(high)), width=0.8)
+    for name, color in CLASS_COLORS.items():
+        own = [row for row in drawn if _family(row.op_class) == name]
+        if own and len(drawn) > _SPARSE:
+            scene.dust([(x(row.measured_s), y(row.modeled_s)) for row in own], color)
+        for row in own if len(drawn) <= _SPARSE else ():
+            told = f"{clean(row.op_class)}: measured {duration(row.measured_s)}, modeled {duration(row.modeled_s)}"
+            scene.dot(x(row.measured_s), y(row.modeled_s), 3.5, color, title=told)
     return frame.lower + 38
