@@ -67,9 +67,9 @@ def _ranks(made: Profile, target: str, gpus: tuple[str, ...], workload: dict[str
 )  # fmt: skip
 @click.option(
     "--parallel", "layout", metavar="LAYOUT",
-    help="Put a training step on many GPUs of --cluster: 'tp=8,sp,pp=4,dp=16,fsdp=optimizer,microbatches=32,"
-    "schedule=interleaved:2,recompute=selective'. Replicas share nothing, or by fsdp=optimizer the optimizer's state"
-    " (ZeRO-1), by fsdp=grad gradients too (ZeRO-2: each microbatch reduce-scatters its own), by fsdp=full"
+    help="Put a training step on many GPUs of --cluster: 'tp=8,sp,pp=4,dp=16,microbatches=32'; also"
+    " schedule=interleaved:2, recompute=selective and fsdp. Replicas share nothing, or by fsdp=optimizer the optimizer's"
+    " state (ZeRO-1), by fsdp=grad gradients too (ZeRO-2: each microbatch reduce-scatters its own), by fsdp=full"
     " weights too (ZeRO-3).",
 )  # fmt: skip
 @options.question(part("training.StateOptions"), of="With --parallel: ")

@@ -32,7 +32,7 @@ def test_a_row_without_a_gpu_is_of_each_that_is_asked_for(rows):
 
 
 def test_answers_and_scores(rows):
-    square, quick, *small, typo = solved(rows, "eager", lambda message: None)
+    square, quick, *small, typo = solved(rows, "eager")
     bound_s = 2 * 4096**3 / 989.4e12
     assert square.bound_s == pytest.approx(bound_s, rel=1e-3)
     assert square.of_bound == pytest.approx(bound_s / 200e-6, rel=1e-3)
@@ -44,7 +44,7 @@ def test_answers_and_scores(rows):
 
 
 def test_impossible_times_score_nothing(rows):
-    made = ProblemsReport(solved(rows, "eager", lambda message: None), "eager")
+    made = ProblemsReport(solved(rows, "eager"), "eager")
     text = render(made, "text")
     assert "1 time at or above the bound, 1 below it" in text
     assert "other kinds of files" not in text
