@@ -45,7 +45,7 @@ def main() -> None:
         with path.open("w", newline="") as file:
             csv.writer(file).writerows([["problem"], *([text] for text in texts)])
         begin, cpu = time.perf_counter(), time.process_time()
-        made = solved(read_problems(str(path), load_gpus([asked.gpu])), "eager", lambda message: None)
+        made = solved(read_problems(str(path), load_gpus([asked.gpu])), "eager")
         print(
             f"{len(made):,} problems on {asked.gpu}: {time.perf_counter() - begin:.1f} s,"
             f" {time.process_time() - cpu:.1f} s of CPU; {sum(bool(row.error) for row in made)} without an answer"

@@ -100,7 +100,7 @@ def test_the_fastest_are_those_of_an_exhaustive_search(model, monkeypatch, layer
     for a share of them that dice choose."""
     target, gpu = model(layers, width), hardware_of(load_cluster(cluster))
     steps = exhaustive(target, cluster, gpus, global_batch, layers)
-    ranks = searching._Ranks(target, load_cluster(cluster), filled(LayoutSearch, {}), lambda message: None)
+    ranks = searching._Ranks(target, load_cluster(cluster), filled(LayoutSearch, {}))
     monkeypatch.setattr(searching, "_Ranks", lambda *given: ranks)  # the three searches trace each rank once
     peaks, dice = sorted(peak for *_, peak in steps), random.Random(layers)
     for share in (1.0, 0.3, dice.uniform(0.02, 0.9)):
@@ -117,7 +117,7 @@ def test_the_fastest_are_those_of_an_exhaustive_search(model, monkeypatch, layer
 def test_a_deep_model_is_traced_as_three_layers_with_the_same_steps(model, monkeypatch):
     monkeypatch.setattr(searching, "_FEW", 5)
     target, among = model(6), {"batch": ["2"], "schedule": ["1f1b"], "recompute": ["selective"]}
-    ranks = searching._Ranks(target, load_cluster("dgx-h100"), filled(LayoutSearch, {}), lambda message: None)
+    ranks = searching._Ranks(target, load_cluster("dgx-h100"), filled(LayoutSearch, {}))
     assert ranks._short is not None and len(ranks.whole.layers) == 6
     monkeypatch.setattr(searching, "_Ranks", lambda *given: ranks)
     found = search_layouts(target, gpus=4, global_batch=8, among=among, top=3)
@@ -150,7 +150,7 @@ def test_equal_stages_reach_the_bound():
 
 def test_every_bound_of_a_layout_is_below_its_step(model):
     target, cluster = model(6), load_cluster("dgx-h100")
-    ranks = searching._Ranks(target, cluster, filled(LayoutSearch, {}), lambda message: None)
+    ranks = searching._Ranks(target, cluster, filled(LayoutSearch, {}))
     search = searching._Search(ranks, cluster, {"state": None, "overlap": True})
     every = [each for each in layouts(8, 16, 6) if each.layout.tp <= 4]
     for each in random.Random(1).sample(every, 12):

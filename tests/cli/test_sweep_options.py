@@ -191,5 +191,5 @@ def test_an_option_is_an_axis(kind, option, folder, monkeypatch):
     set_ones = [word for word in others if not word.startswith("@")]
     spaces = [Space(target, parse_axes([f"{flag}={values}", *set_ones], KINDS[kind]))]
     prices = {"h100-sxm": 2.0} if option == "spot" else {}
-    frame = run(spaces, Question(kind=KINDS[kind], workers=0, prices=prices), lambda message: None).frame
+    frame = run(spaces, Question(kind=KINDS[kind], workers=0, prices=prices)).frame
     assert frame["error"].tolist() == ["", ""] and frame[option].nunique(dropna=False) == 2 and frame["id"].is_unique

@@ -31,7 +31,7 @@ def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
     question = Question(kind=KINDS["decode"], workers=0, cache=False, prices={"h100-sxm": 2.5, "b200": 4.5},
                         pareto=("tokens_per_s_per_user", "tokens_per_s_per_gpu", "peak_memory"))  # fmt: skip
-    found = run([Space(target_of(folder, SHORT_LLAMA), axes_of(VARY))], question, lambda message: None)
+    found = run([Space(target_of(folder, SHORT_LLAMA), axes_of(VARY))], question)
     path = folder / "page.html"
     path.write_text(render(SweepReport(found), "html"), encoding="utf-8")
     return path
