@@ -69,8 +69,8 @@ def _ranks(made: Profile, target: str, gpus: tuple[str, ...], workload: dict[str
     "--parallel", "layout", metavar="LAYOUT",
     help="Put a training step on many GPUs of --cluster: 'tp=8,sp,pp=4,dp=16,microbatches=32'; also"
     " schedule=interleaved:2, recompute=selective and fsdp. Replicas share nothing, or by fsdp=optimizer the"
-    " optimizer's state (ZeRO-1), by fsdp=grad gradients too (ZeRO-2: each microbatch reduce-scatters its own), by fsdp=full"
-    " weights too (ZeRO-3).",
+    " optimizer's state (ZeRO-1), by fsdp=grad gradients too (ZeRO-2: each microbatch reduce-scatters its own), by"
+    " fsdp=full weights too (ZeRO-3).",
 )  # fmt: skip
 @options.question(part("training.StateOptions"), of="With --parallel: ")
 @click.option(
