@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import memwall.report.columns as col
 from memwall.analysis.explanation import choices_text
@@ -114,12 +114,15 @@ def fusion_tables(policies: PolicySet, schedule: Schedule) -> tuple[Table, ...]:
     return (*tables, missed_table(missed)) if missed else tuple(tables)
 
 
-def policy_blocks(policies: PolicySet, *, told: Schedule | None = None) -> tuple[Block, ...]:
+def policy_blocks(
+    policies: PolicySet, *, told: Schedule | None = None, only: Schedule | None = None
+) -> tuple[Block, ...]:
     """The policies of a GPU side by side, and a sentence for each but eager and the policy that was ``told``
-    already."""
-    rows = [schedule for schedule in policies.schedules if schedule.policy != "eager" and schedule is not told]
+    already, or for one ``only``."""
+    shown = [schedule for schedule in policies.schedules if only is None or schedule is only]
+    rows = [schedule for schedule in shown if schedule.policy != "eager" and schedule is not told]
     said = (Sentence(saving_sentence(policies, s), strong=s.policy != "ideal") for s in rows)
-    return (policy_table(policies), *said, *_ranges(policies))
+    return (policy_table(policies), *said, *_ranges(policies.profile, shown))
 
 
 def best_of(sets: Sequence[PolicySet]) -> tuple[PolicySet, Schedule] | None:
@@ -128,10 +131,10 @@ def best_of(sets: Sequence[PolicySet]) -> tuple[PolicySet, Schedule] | None:
     return max(found, key=lambda pair: pair[0].row(pair[1]).speedup, default=None)
 
 
-def _ranges(policies: PolicySet) -> Iterator[Sentence]:
+def _ranges(profile: Profile, schedules: Iterable[Schedule]) -> Iterator[Sentence]:
     """The range of each policy that leaves kernels open, and what is open."""
-    for schedule in policies.schedules:
-        if open_ := choices_text(policies.profile, schedule):
+    for schedule in schedules:
+        if open_ := choices_text(profile, schedule):
             low, time, high = map(duration, (schedule.totals.low_s, schedule.totals.time_s, schedule.totals.high_s))
             yield Sentence(f"{schedule.policy} is a range, {low} to {high} (80 %) around {time}: {open_}.")
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memwall.analysis.explanation import explained
-from memwall.analysis.savings import by_gpu, policy_sets
+from memwall.analysis.savings import PolicySet, by_gpu, policy_sets
 from memwall.analysis.table import KernelRow, phase_rows, rows_and_kernels
 from memwall.analysis.whatif import Outcome
 from memwall.perfmodel.roofline import TERMS, Estimate
@@ -57,8 +57,7 @@ _ZOOM = Sentence(
 
 
 def profile_page(profile: Profile, what_ifs: Sequence[Outcome], ranks: Sequence[Section] = ()) -> Document:
-    """The page: facts, ``ranks``, what was measured, policies, a panel for each simulation, what fusion saves,
-    what-ifs, the kernels."""
+    """The page: facts, ``ranks``, what was measured, a panel for each simulation, what-ifs, the kernels."""
     profile = profile.with_simulations(by_gpu(profile))
     sims = profile.simulations
     rows = [rows_and_kernels(profile, schedule) for schedule in sims]
@@ -69,18 +68,10 @@ def profile_page(profile: Profile, what_ifs: Sequence[Outcome], ranks: Sequence[
     totals = [totals_table(profile)] if sims and not is_several(profile) else []
     sections: list[Section | Panel] = [Section("What was profiled", (page.header_facts(profile), *totals)), *ranks]
     sections += [Section(s.heading, s.blocks, "fusion") for s in measured_sections(profile, top=MAX_MEASURED)]
-    saved = []
-    for policies in policy_sets(profile) if is_several(profile) else ():
-        sections.append(Section(page.gpu_title(profile, policies.schedules[0]), policy_blocks(policies)))
-        for schedule in fusion.explained(policies):
-            label = clean(schedule_label(profile, schedule))
-            fall = Picture(waterfall_chart(policies, schedule), f"{label}: what each fused group saves")
-            blocks: tuple[Block, ...] = (fall, *fusion_tables(policies, schedule))
-            saved.append(Section(f"{label}: what fusion saves", blocks, "fusion"))
     sets = {s.gpu.name: policies for policies in policy_sets(profile) for s in policies.schedules} if sims else {}
     rooflines = roofline_charts([schedule_roofline(profile, s, sets[s.gpu.name]) for s in sims]) if sims else []
-    sections += [_panel(profile, s, roofline) for s, roofline in zip(sims, rooflines, strict=True)]
-    sections += [*saved, *([what_if_section(what_ifs)] if what_ifs else [])]
+    sections += [_panel(profile, s, sets[s.gpu.name], roofline) for s, roofline in zip(sims, rooflines, strict=True)]
+    sections += [what_if_section(what_ifs)] if what_ifs else []
     if sims:
         more = f" {left_out} more rows, of the least time, are left out of this page; the CSV has all."
         table = resource("kernels.html").rstrip("\n").format(left_out=more if left_out else "")
@@ -101,13 +92,25 @@ def _modules(profile: Profile, schedule: Schedule) -> Section:
     return Section("Modules", (PictureChoice(pictures), _ZOOM))
 
 
-def _panel(profile: Profile, schedule: Schedule, roofline: Chart) -> Panel:
+def _saved(policies: PolicySet, schedule: Schedule) -> list[Section]:
+    """What fusion saves, where the groups of a policy are kernels of their own."""
+    if not any(each is schedule for each in fusion.explained(policies)):
+        return []
+    label = clean(schedule_label(policies.profile, schedule))
+    fall = Picture(waterfall_chart(policies, schedule), f"{label}: what each fused group saves")
+    return [Section("What fusion saves", (fall, *fusion_tables(policies, schedule)), "fusion")]
+
+
+def _panel(profile: Profile, schedule: Schedule, policies: PolicySet, roofline: Chart) -> Panel:
+    """One simulation: beside the other policies of its GPU, its classes, pictures, memory and what fusion saves."""
     phases = phase_rows(profile, schedule)
     memory: list[Block] = [share_table("Phases", "phase", phases)] if len(phases) > 1 else []
     memory.append(memory_table(profile, schedule)._replace(title=""))
     title = page.full_title(profile, schedule)
     own = page.verdict_blocks(profile, schedule) if len(profile.simulations) > 1 else ()
+    beside = policy_blocks(policies, only=schedule) if is_several(profile) else ()
     classes: tuple[Block, ...] = (
+        *beside,
         *own,
         Picture(shares_chart(profile, (schedule,)), f"{title}: shares by op class"),
         class_table(profile, schedule),
@@ -124,6 +127,7 @@ def _panel(profile: Profile, schedule: Schedule, roofline: Chart) -> Panel:
         Section("Roofline", (drawn, _FIND)),
         _modules(profile, schedule),
         *([Section("Timeline", (Picture(lanes, f"{title}: the step over time", _TIMELINE), _FIND))] if lanes else []),
+        *_saved(policies, schedule),
         Section("Memory and phases" if len(phases) > 1 else "Memory", memory),
     )
     return Panel(clean(schedule_label(profile, schedule)), sections)
