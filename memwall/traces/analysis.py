@@ -183,6 +183,16 @@ class TraceAnalysis:
         return sum(self.trace.gaps.dur_us) * _US
 
     @property
+    def devices_s(self) -> float:
+        """The span of the trace, once for each device that ran something."""
+        return self.trace.span_us * _US * len(self.trace.busy_us)
+
+    @property
+    def around_s(self) -> float:
+        """Time before a device's first kernel and after its last."""
+        return round(self.devices_s - self.busy_s - self.gap_s, 9)
+
+    @property
     def over_roof(self) -> TraceRows:
         """Rows faster than the bound, the worst first."""
         return self.rows.over_roof()

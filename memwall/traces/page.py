@@ -114,17 +114,16 @@ def _answer(analysis: TraceAnalysis, kind: str) -> list[Block]:
     """How busy the GPU was and with what, and what it would save to end the gaps or to run an op at its bound."""
     over = [Sentence(_too_fast_text(analysis), strong=True)] if analysis.over_roof else []
     busy_s, gap_s, measured_s = analysis.busy_s, analysis.gap_s, analysis.measured_s
-    span_s = analysis.trace.span_us * _US
+    span_s, devices = analysis.devices_s, len(analysis.trace.busy_us)
     if not measured_s:
         return [*over]
     walls = {wall: time_s for wall, time_s in analysis.by_wall().items() if wall != UNKNOWN}
     wall = max(walls, key=walls.__getitem__)
-    told = f"The GPU is busy for {duration(busy_s)} of {duration(span_s)} ({percent(busy_s / span_s)})"
-    told += (
-        f"; {percent(walls[wall] / measured_s)} of the time of its kernels is under the {wall} wall."
-        if walls[wall]
-        else "."
-    )
+    who, whose = (f"{counted(devices, 'GPU')} are", "their") if devices > 1 else ("The GPU is", "its")
+    told = f"{who} busy for {duration(busy_s)} of {duration(span_s)} ({percent(busy_s / span_s)})"
+    if walls[wall]:
+        told += f"; {percent(walls[wall] / measured_s)} of the time of {whose} kernels is under the {wall} wall"
+    told += "."
     exposed_s = sum(analysis.trace.exposed_communication_us.values()) * _US
     levers = [
         ("no gaps between kernels", gap_s, _NO_GAPS_OF_XLA if analysis.trace.of_xla else _NO_GAPS),
@@ -151,12 +150,12 @@ def _answer(analysis: TraceAnalysis, kind: str) -> list[Block]:
 
 def _glance(analysis: TraceAnalysis, most: str, wall: str, levers: Sequence[tuple[str, float, float, str]]) -> Glance:
     """What the span waits for, what would save most of it, and that a trace says nothing of memory."""
-    whole_s = analysis.trace.span_us * _US * len(analysis.trace.busy_us)  # of all GPUs
+    whole_s = analysis.devices_s
     name, saved_s, of_span, how = levers[0]
     binds, behind = wall, f"{most}; the GPU is busy for {percent(analysis.busy_s / whole_s)} of the span"
     if analysis.gap_s > analysis.busy_s:
         busy, gaps, around = (
-            percent(part_s / whole_s) for part_s in (analysis.busy_s, analysis.gap_s, _around_s(analysis))
+            percent(part_s / whole_s) for part_s in (analysis.busy_s, analysis.gap_s, analysis.around_s)
         )
         behind = f"{gaps} of the span, with {around} before the first kernel and after the last; busy {busy}"
         binds = "gaps between kernels"
@@ -235,7 +234,7 @@ def _gpu_time(analysis: TraceAnalysis) -> str:
     trace = analysis.trace
     count = len(trace.kernels)
     text = f"{duration(analysis.measured_s)} in {count:,} kernel{'s and copies' if count > 1 else ''}"
-    text += f"; busy {duration(analysis.busy_s)} of {duration(trace.span_us * _US)}"
+    text += f"; busy {duration(analysis.busy_s)} of {duration(analysis.devices_s)}"
     exposed_s = sum(trace.exposed_communication_us.values()) * _US
     return f"{text}, {duration(exposed_s)} of it communication alone" if exposed_s else text
 
@@ -392,12 +391,6 @@ def _tail(module: str) -> str:
     return module if len(parts) <= 2 else "…/" + "/".join(parts[-2:])
 
 
-def _around_s(analysis: TraceAnalysis) -> float:
-    """Seconds before the first kernel of each GPU and after its last."""
-    whole_s = analysis.trace.span_us * _US * len(analysis.trace.busy_us)
-    return round(whole_s - analysis.busy_s - analysis.gap_s, 9)
-
-
 def _gap_section(analysis: TraceAnalysis) -> list[Section]:
     gaps = analysis.trace.gaps
     if not gaps:
@@ -410,7 +403,7 @@ def _gap_section(analysis: TraceAnalysis) -> list[Section]:
     specs = "what the CPU did when it ended: 0 name, gaps: 1 count, in all: 2 s, longest: 3 s"
     text = (
         f"{counted(len(gaps), 'gap')}, {duration(analysis.gap_s)} in which no stream ran anything;"
-        f" {duration(_around_s(analysis))} more before the first kernel and after the last"
+        f" {duration(analysis.around_s)} more before the first kernel and after the last"
     )
     return [Section("Exposed gaps", (Sentence(text), col.listing("", rows, specs)))]
 

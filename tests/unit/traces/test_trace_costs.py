@@ -12,11 +12,13 @@ from memwall.core.errors import Unsupported
 from memwall.hardware.lookup import load_gpu
 from memwall.ops.schemas import parse_value
 from memwall.perfmodel.roofline import WALLS
+from memwall.report.kinds import render
 from memwall.traces.analysing import analyse
 from memwall.traces.analysis import UNKNOWN, TraceAnalysis
 from memwall.traces.attained import TraceRow
 from memwall.traces.calls import Hints, list_dtype, read_call
 from memwall.traces.costs import LINK
+from memwall.traces.page import TraceReport
 from memwall.traces.reading import gpu_name, read_trace
 from memwall.traces.records import TracedOp
 from memwall.traces.triton import flops_per_element
@@ -884,3 +886,11 @@ def test_a_small_bert_has_the_flops_of_its_layers() -> None:
     assert flops == 2 * 141 * (4 * layer + 512 * 512 + 512 * 30522)
     attention = sum(row.flops or 0 for row in analysis.rows if row.op_class == "attention")
     assert attention == 4 * 8 * 141 * 141 * 2 * (64 + 64)
+
+
+def test_two_gpus_are_busy_for_no_more_than_the_span_of_both(tmp_path: Path) -> None:
+    """From 0 to 100 us one GPU runs for 90 and the other for 60: 150 of 200, with one gap of 10 and 40 around."""
+    events = [kernel("a", 0, 50, 1), kernel("b", 60, 40, 2), kernel("c", 20, 60, 3, device=1)]
+    found = analysed(tmp_path, events)
+    assert (found.devices_s, found.busy_s, found.gap_s, found.around_s) == pytest.approx((200e-6, 150e-6, 10e-6, 40e-6))
+    assert "2 GPUs are busy for 150.00 us of 200.00 us (75.0 %)" in render(TraceReport(found), "md")
