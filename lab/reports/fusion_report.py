@@ -213,7 +213,7 @@ def _found(graph: Graph, plan: Plan, kernel: HandFused) -> tuple[str, str]:
 
 
 def _op_text(op: Op) -> str:
-    return f"{short_name(op.name)} ({op.module or 'top'})"
+    return f"{short_name(op.name)} ({op.module or 'no module'})"
 
 
 def _paper_plan(graph: Graph, costs: Sequence[memwall.Cost], gpu: memwall.Gpu) -> Plan:
