@@ -160,7 +160,7 @@ def _glance(answer: KernelBound, kind: str, of: str) -> list[Block]:
     time_s = measured.time_s if measured else best.time_s
     run = "as measured" if measured else f"by {_name(best, answer)}"
     facts = (
-        ("what binds", answer.bound_by, f"no kernel is faster than {duration(answer.bound_s)}"),
+        ("bound by", answer.bound_by, f"no kernel is faster than {duration(answer.bound_s)}"),
         ("do first", word, behind),
         ("reached", percent(answer.bound_s / time_s, 0) if time_s else "100 %", f"of the bound {run}"),
     )

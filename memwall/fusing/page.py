@@ -23,7 +23,7 @@ from memwall.report.figures.profile import profile_chart, waterfall_chart
 from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
 from memwall.report.pages import fusion
-from memwall.report.pages.glance import binding_fact, first_fact, glance, held_bytes, memory_fact
+from memwall.report.pages.glance import first_fact, glance, held_bytes, limit_fact, memory_fact
 from memwall.report.pages.profile_text import host_text, inputs_text, lever_tables
 from memwall.report.text import to_text
 from memwall.simulate.schedule import Schedule
@@ -101,10 +101,10 @@ class FusedReport(Report):
         picture = [_waterfall(policies, schedule)] if drawn and schedule in fusion.explained(policies) else []
         eager = verdict(profile, policies.eager)
         memory = Sentence(f"{schedule.policy} {fit_text(schedule)}.", strong=not schedule.fits)
-        binds = binding_fact(eager.levers, wall_shares(policies.eager), policies.eager.totals.time_s)
+        limit = limit_fact(eager.levers, wall_shares(policies.eager), policies.eager.totals.time_s)
         first = first_fact([lever for lever in eager.levers if lever.options == f"--policy {schedule.policy}"])
         held = memory_fact(held_bytes(schedule), schedule.gpu.dram_bytes)
-        seen = [glance(binds, first, held, ("eager", "", schedule.policy))] if drawn else []
+        seen = [glance(limit, first, held, ("eager", "", schedule.policy))] if drawn else []
         return [*self._told(), *seen, memory, Sentence(f"eager: {eager.text}"), *lever_tables(eager), *picture]
 
     def _asked(self, top: int) -> list[Section]:

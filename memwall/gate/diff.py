@@ -286,3 +286,21 @@ def new_breaks(base: Capture | None, head: Capture | None, graph: Graph) -> tupl
 def _breaks(capture: Capture | None) -> dict[tuple[str, str, str], list[Break]]:
     breaks = capture.breaks if capture else ()
     return group_by(breaks, [(row.reason, row.function, row.source_line) for row in breaks])
+
+
+def other_step(before: Profile | None, after: Profile) -> list[str]:
+    """Differences of the compared step that no limit covers: smaller inputs cost less, another torch has other
+    kernels."""
+    if before is None:
+        return []
+    names = ("mode", "inputs", "optimizer", "autocast")
+    rows = [(name, getattr(before.workload, name), getattr(after.workload, name)) for name in names]
+    rows.append(("torch", before.traced.version.name, after.traced.version.name))
+    return [f"{name} {_short(new)} where the base has {_short(old)}" for name, old, new in rows if old != new]
+
+
+def _short(value: Any) -> str:
+    """``bfloat16[101, 64]`` of inputs, anything else as it is, of readable length."""
+    if isinstance(value, tuple):
+        value = ", ".join(f"{row.get('dtype', '')}{row.get('shape', '')}" for row in value)
+    return value if len(str(value)) <= 80 else f"{str(value)[:79]}…"

@@ -13,16 +13,28 @@ from memwall.core.errors import UsageError
 from memwall.core.units import duration
 from memwall.gate import wording as say
 from memwall.gate.comment import gate_comment, gate_summary
+from memwall.gate.diff import other_step
 from memwall.gate.forges import CONFIG, gate_code_quality, gate_commands, gate_junit, gate_sarif
 from memwall.gate.result import Check, GateResult
 from memwall.gate.wording import NAME, TOP, name
 from memwall.record.kernels import schedule_label, wall_shares
 from memwall.record.profile import Profile
-from memwall.report.document import Block, Document, Facts, Glance, Picture, PictureChoice, Section, Sentence, Table
+from memwall.report.document import (
+    Block,
+    Document,
+    Facts,
+    Glance,
+    Picture,
+    PictureChoice,
+    Section,
+    Sentence,
+    ShellCommand,
+    Table,
+)
 from memwall.report.figures.modules import difference_chart
 from memwall.report.figures.scene import Chart, Scene, stacked
 from memwall.report.kinds import Report
-from memwall.report.pages.glance import binding_fact, glance, held_bytes, memory_fact
+from memwall.report.pages.glance import glance, held_bytes, limit_fact, memory_fact
 from memwall.simulate.schedule import Schedule
 
 #: A workload with at most so many checks that pass shows them, one a line; with more they are counted.
@@ -75,7 +87,7 @@ class GateReport(Report):
         told, sections = f"{say.counts(result)}; {say.compared_with(result)}", list[Section]()
         again = self.again if kind == "html" else ""
         answer: list[Block] = [Sentence(told), *(Sentence(note, strong=bool(again)) for note in say.notes(result))]
-        answer += [self._glance(again), Sentence(f"Again: {again}")] if again else []
+        answer += [self._glance(again), ShellCommand("Again", again)] if again else []
         if result.problems:
             rows = [
                 Sentence(f"{_WORD[row.verdict]}  {say.problem_sentence(row)}", strong=row.verdict == "fail")
@@ -93,16 +105,19 @@ class GateReport(Report):
         return say.command(self.result, self.given, self.place)
 
     def _glance(self, again: str) -> Glance:
-        """What changed first, what to do about it, and of the step that holds most what binds it and its memory."""
+        """What changed first, what to do about it, and of the step that holds most what limits it and its memory."""
         (checks, *_) = say.of_workloads(say.raised(self.result.checks))
         accepted = f"{again} --update" if self.result.baseline.kind == "file" else f"the limit in {self.config}"
+        head, base = (sides.get(checks[0].workload) for sides in (self.heads, self.bases))
         place = next((cause.source for check in checks for cause in check.causes if cause.source), "")
         mend = f"look at {name(place)}" if place else "mend it"
         facts = [say.changed_first(self.result), ("do first", mend, f"or accept it: {accepted}")]
-        if (head := self.heads.get(checks[0].workload)) and head.simulations:
+        if head and (others := other_step(base, head)):
+            facts[1] = "do first", "compare the same step", f"{name('; '.join(others))}; or accept it: {accepted}"
+        if head and head.simulations:
             most = max(head.simulations, key=held_bytes)
-            binds = binding_fact((), wall_shares(most), most.totals.time_s)
-            facts += glance(binds, ("", ""), memory_fact(held_bytes(most), most.gpu.dram_bytes)).facts[::2]
+            limit = limit_fact((), wall_shares(most), most.totals.time_s)
+            facts += glance(limit, ("", ""), memory_fact(held_bytes(most), most.gpu.dram_bytes)).facts[::2]
         return Glance(facts)
 
     def figure(self) -> Chart:

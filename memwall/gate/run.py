@@ -31,6 +31,7 @@ from memwall.gate.baseline import (
 )
 from memwall.gate.checkout import Checkout, checked_out
 from memwall.gate.config import APART, GateConfig, GatedWorkload
+from memwall.gate.diff import other_step
 from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.first import others_below
 from memwall.gate.question import GateOptions
@@ -217,7 +218,7 @@ def _judged(
             problems.append(Problem(workload.name, workload.target, "inconclusive", why))
             continue
         before = base.profiles.get(workload.name)
-        baseline = noted(baseline, workload.name, [*head.notes, *_other_step(before, head.profile)])
+        baseline = noted(baseline, workload.name, [*head.notes, *other_step(before, head.profile)])
         unknown = _unknown(head.profile, before, saved=is_saved(workload.target), served=workload.load is not None)
         limits = {
             (s.gpu.name, s.policy): config.limits(workload, s.gpu.name, s.policy, compared=compared, unknown=unknown)
@@ -245,24 +246,6 @@ def _judged(
     profiles = {name: row.profile for name, row in heads.items() if row.profile is not None}
     result = GateResult(tuple(checks), tuple(problems), baseline)
     return GateRun(result, profiles, base.profiles, frozenset(heads.keys() - profiles.keys()), evidence)
-
-
-def _other_step(before: Profile | None, after: Profile) -> list[str]:
-    """Differences of the compared step that no limit covers: smaller inputs cost less, another torch has other
-    kernels."""
-    if before is None:
-        return []
-    names = ("mode", "inputs", "optimizer", "autocast")
-    rows = [(name, getattr(before.workload, name), getattr(after.workload, name)) for name in names]
-    rows.append(("torch", before.traced.version.name, after.traced.version.name))
-    return [f"{name} {_short(new)} where the base has {_short(old)}" for name, old, new in rows if old != new]
-
-
-def _short(value: Any) -> str:
-    """``bfloat16[101, 64]`` of inputs, anything else as it is, of readable length."""
-    if isinstance(value, tuple):
-        value = ", ".join(f"{row.get('dtype', '')}{row.get('shape', '')}" for row in value)
-    return value if len(str(value)) <= 80 else f"{str(value)[:79]}…"
 
 
 def _unknown(head: Profile, base: Profile | None, *, saved: bool, served: bool) -> set[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from memwall.analysis.quantities import ANSWERS, QUANTITIES
 from memwall.core.structure import write
-from memwall.report.document import Document, Section, Sentence
+from memwall.report.document import Document, Section, Sentence, ShellCommand
 from memwall.report.json_schema import json_schema
 
 #: bytes of an answer's JSON, and the details and rows of other tables that it begins with
@@ -131,7 +131,11 @@ def _sentences(page: Document, is_whole: bool) -> Iterator[str]:
     """The sentences of a page's answer; of a page that ``is_whole``, or one without an answer, all, in order."""
     for section in page.whole[:1] if page.answer and not is_whole else page.whole:
         if isinstance(section, Section):
-            yield from (block.text for block in section.blocks if isinstance(block, Sentence))
+            for block in section.blocks:
+                if isinstance(block, Sentence):
+                    yield block.text
+                elif isinstance(block, ShellCommand):
+                    yield f"{block.label}: {block.text}"
 
 
 def _columns(names: str) -> list[str]:

@@ -78,6 +78,13 @@ class Facts(NamedTuple):
     items: Sequence[tuple[str, str]]
 
 
+class ShellCommand(NamedTuple):
+    """A command line to copy, under what it does: no line of it is broken."""
+
+    label: str
+    text: str
+
+
 class Glance(NamedTuple):
     """What a reader asks a page first, side by side: a label, the answer in a word or two, what stands behind it. For
     HTML."""
@@ -124,7 +131,7 @@ class Markup(NamedTuple):
     script: str = ""
 
 
-Block = Table | Facts | Glance | Sentence | Picture | PictureChoice | Markup
+Block = Table | Facts | Glance | ShellCommand | Sentence | Picture | PictureChoice | Markup
 
 
 @dataclass(frozen=True, slots=True)

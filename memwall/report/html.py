@@ -27,6 +27,7 @@ from memwall.report.document import (
     PictureChoice,
     Section,
     Sentence,
+    ShellCommand,
     Table,
     clean,
 )
@@ -161,6 +162,11 @@ def _glance(glance: Glance) -> str:
     return f'<dl class="glance">{"".join(cells)}</dl>'
 
 
+def _command(command: ShellCommand) -> str:
+    text = escape(clean(command.text))
+    return f'<p>{escape(clean(command.label))}:</p><pre class="command"><code>{text}</code></pre>'
+
+
 def _sentence(sentence: Sentence) -> str:
     look = ' class="verdict"' if sentence.strong else ' class="note hint"' if sentence.screens else ""
     return f"<p{look}>{_prose(sentence.text)}</p>"
@@ -218,6 +224,7 @@ def _choice(choice: PictureChoice) -> str:
 
 
 _BLOCKS: dict[type, Callable[[Any], str]] = {
-    Facts: _facts, Glance: _glance, Sentence: _sentence, Table: _table, Picture: _picture, PictureChoice: _choice,
+    Facts: _facts, Glance: _glance, ShellCommand: _command, Sentence: _sentence, Table: _table, Picture: _picture,
+    PictureChoice: _choice,
     Markup: lambda markup: markup.html + (f"<script>{markup.script}</script>" if markup.script else ""),
 }  # fmt: skip

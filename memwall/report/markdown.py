@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from memwall.report.document import Document, Facts, Section, Sentence, Table, clean
+from memwall.report.document import Document, Facts, Section, Sentence, ShellCommand, Table, clean
 
 #: characters that start Markdown or HTML anywhere in a line; ``_`` and ``*`` within names among them
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$#])")
@@ -39,6 +39,10 @@ def _facts(facts: Facts) -> list[str]:
     return [f"- **{escape(label)}**: {escape(text)}" for label, text in facts.items]
 
 
+def _command(command: ShellCommand) -> list[str]:
+    return [f"{escape(command.label)}:", "", f"    {clean(command.text)}"]
+
+
 def _sentence(sentence: Sentence) -> list[str]:
     return [f"> **{escape(sentence.text)}**" if sentence.strong else escape(sentence.text)]
 
@@ -51,4 +55,6 @@ def _table(table: Table) -> list[str]:
     return [*lines, "", f"<sub>{escape(table.note)}</sub>"] if table.note else lines
 
 
-_BLOCKS: dict[type, Callable[[Any], list[str]]] = {Facts: _facts, Sentence: _sentence, Table: _table}
+_BLOCKS: dict[type, Callable[[Any], list[str]]] = {
+    Facts: _facts, ShellCommand: _command, Sentence: _sentence, Table: _table,
+}  # fmt: skip

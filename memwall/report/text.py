@@ -18,7 +18,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from memwall.report.columns import AFTER
-from memwall.report.document import OPTION, UNIT_BLANK, Document, Facts, Section, Sentence, Table
+from memwall.report.document import OPTION, UNIT_BLANK, Document, Facts, Section, Sentence, ShellCommand, Table, clean
 
 DEFAULT_WIDTH = 118
 INDENT, GAP, NARROWEST, WIDEST_CUT = 2, 2, 12, 36
@@ -77,6 +77,12 @@ def _print_facts(console: Console, facts: Facts) -> None:
 def _print_sentence(console: Console, sentence: Sentence) -> None:
     console.print()
     console.print(Padding(Text(_joined(sentence.text), style="bold" if sentence.strong else ""), (0, 0, 0, 2)))
+
+
+def _print_command(console: Console, command: ShellCommand) -> None:
+    console.print()
+    console.print(Padding(Text(f"{clean(command.label)}:"), (0, 0, 0, INDENT)))
+    console.print(Text(f"{' ' * 2 * INDENT}{clean(command.text)}"), soft_wrap=True)
 
 
 def _print_table(console: Console, table: Table, width: int | None) -> None:
@@ -206,4 +212,6 @@ def _stacked(table: Table, columns: list[tuple[int, int]], width: int | None) ->
     yield part
 
 
-_PRINTERS: dict[type, Callable[[Console, Any], None]] = {Facts: _print_facts, Sentence: _print_sentence}
+_PRINTERS: dict[type, Callable[[Console, Any], None]] = {
+    Facts: _print_facts, ShellCommand: _print_command, Sentence: _print_sentence,
+}  # fmt: skip

@@ -13,7 +13,17 @@ from memwall.analysis.verdict import MOST_NAMED
 from memwall.core.errors import UsageError
 from memwall.core.structure import write
 from memwall.core.units import duration, listed, percent, size
-from memwall.report.document import Block, Document, Glance, Picture, Section, Sentence, Table, known_facts
+from memwall.report.document import (
+    Block,
+    Document,
+    Glance,
+    Picture,
+    Section,
+    Sentence,
+    ShellCommand,
+    Table,
+    known_facts,
+)
 from memwall.report.figures.scene import Chart, stacked
 from memwall.report.kinds import Report
 from memwall.report.pages.glance import MemoryFact, first_fact, glance
@@ -83,7 +93,7 @@ class ServingReport(Report):
         if found.what_ifs:
             sections.append(Section("What if", (_outcomes(found.what_ifs),)))
         if found.command:
-            sections.append(Section("The command line that starts it", (known_facts((found.engine, found.command)),)))
+            sections.append(Section("The command line that starts it", (ShellCommand(found.engine, found.command),)))
         if found.notes:
             sections.append(Section("Notes", tuple(Sentence(note) for note in found.notes)))
         return Document(f"{found.model}: serving", tuple(sections), (*answer, *drawn[:1]))
@@ -237,15 +247,15 @@ def _glance(found: SavedServing) -> Glance:
     engine = next(each for each in found.engines if each.name == name)
     point = next(each for each in found.ran if (each.name, each.load) == (name, load))
     phase = next((phase for each in found.verdicts if each.engine == name for phase in each.phases), None)
-    wall = str(point.figure("limited_by") or "")
-    binds, first = (WAITED.get(wall, wall), f"of a decode step with {load}"), ("start it", found.command)
-    if phase is not None and phase.bound_by:
-        saved = f"{phase.change} would save {percent(phase.saved_s / phase.step_s)} of {phase.step}"
-        binds = WAITED.get(phase.bound_by, phase.bound_by), saved
+    wall, first = str(point.figure("limited_by") or ""), ("start it", found.command)
+    behind = f"most of a decode step with {load}"
     if phase is not None:
         first = first_fact(phase.levers, of=f" of {_FIGURES[phase.figure]}")
+        if phase.bound_by:
+            behind += f"; {phase.change} would save {percent(phase.saved_s / phase.step_s)} of it"
+    limit = WAITED.get(wall, wall), behind
     held = MemoryFact(True, f"of {held_text(engine.dram_bytes, engine.weights_bytes, engine.free_bytes)}")
-    return glance(binds, first, held, name if len(found.engines) > 1 else "")
+    return glance(limit, first, held, name if len(found.engines) > 1 else "")
 
 
 def _fitting(engine: SavedEngine) -> str:

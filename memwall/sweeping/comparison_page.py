@@ -33,7 +33,7 @@ from memwall.report.figures.scene import Chart
 from memwall.report.html import blocks_html, section_html
 from memwall.report.kinds import Report
 from memwall.report.notebook import fragment
-from memwall.report.pages.glance import binding_fact, first_fact, glance, memory_fact
+from memwall.report.pages.glance import first_fact, glance, limit_fact, memory_fact
 from memwall.report.pages.gpus import machine_sections, moral
 from memwall.sweeping.comparison import MOST_LEVERED, Comparison, Entry, Flip, ProfileChange
 from memwall.sweeping.comparison_figure import comparison_chart, times_chart
@@ -153,7 +153,7 @@ def _glance(entries: Sequence[Entry]) -> Glance:
     if len(entries) > MOST_LEVERED:
         first = f"profile {clean(best.label)}", f"levers are told of up to {MOST_LEVERED} entries"
     held = memory_fact(best.peak_memory_bytes + best.reserved_bytes, best.gpu_bytes)
-    return glance(binding_fact(best.levers, best.wall_shares, best.time_s), first, held, clean(best.label))
+    return glance(limit_fact(best.levers, best.wall_shares, best.time_s), first, held, clean(best.label))
 
 
 def _fitting(entries: Sequence[Entry]) -> str:

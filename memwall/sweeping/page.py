@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import memwall.report.columns as col
 from memwall.analysis.quantities import ANSWERS, QUANTITIES, Quantity
-from memwall.analysis.verdict import capital
 from memwall.core.errors import UsageError
 from memwall.core.units import counted, duration, few, percent, si, size
 from memwall.frontend.targets.target import title_of
@@ -22,6 +21,7 @@ from memwall.report.document import (
     PictureChoice,
     Section,
     Sentence,
+    ShellCommand,
     Table,
     known_facts,
 )
@@ -65,7 +65,9 @@ class SweepReport(Report):
             heading = f"The best by {best.title}"
             shown = self.found.left.head(self.top)
             first, *others = self._best()
-            answer += [first, *([self._glance()] if kind == "html" else []), *others]
+            if kind == "html":  # a glance has the command
+                others = [self._glance(), *(each for each in others if not isinstance(each, ShellCommand))]
+            answer += [first, *others]
             sections.insert(0, Section(heading, (self._table(shown, len(self.found.left) - len(shown)),)))
             sections += self._further(shown)
         if (grown := self.growth()) is not None:
@@ -180,17 +182,17 @@ class SweepReport(Report):
             lines.append(f"No result of {counted(sum(n for _, n in rest), 'point')} for {len(rest)} other reasons.")
         return lines
 
-    def _best(self) -> list[Sentence]:
+    def _best(self) -> list[Block]:
         row, quantity = self.found.left.iloc[0], QUANTITIES[self.found.best]
         where = ", ".join(f"{name} {row[name]}" for name in self.found.varied) or "the only point"
         said = f"The best by {quantity.title}: {where}, {value_text(quantity, row[quantity.name])}"
         walled = f"; limited by {row['limited_by']}" if row.get("limited_by") else ""
         fits = "; it fits" if row.get("fits") else ""
-        lines = [Sentence(f"{said}{walled}{fits}.", strong=True)]
+        lines: list[Block] = [Sentence(f"{said}{walled}{fits}.", strong=True)]
         if "fits" in row and not row["fits"]:
             lines.append(Sentence("Its memory does not hold it: --where fits leaves such points out."))
         if self._command:
-            lines.append(Sentence(f"This point alone: {self._command}"))
+            lines.append(ShellCommand("This point alone", self._command))
         if (grown := self.growth()) is not None and (stop := _stop(grown, row)):
             lines.append(Sentence(stop))
         return lines
@@ -208,7 +210,7 @@ class SweepReport(Report):
         wall = str(row.get("limited_by") or "")
         share = row.get(f"{wall}_share")
         most = percent(share) if share and share == share else "most"
-        facts = [("what binds", wall, f"{most} of the time of the best point"), ("do first", best, self._command)]
+        facts = [("limited by", wall, f"{most} of the time of the best point"), ("do first", best, self._command)]
         if "fits" in row:
             parts = [row.get(name) for name in ("peak_memory", "reserved_bytes", "gpu_bytes")]
             peak, reserved, whole = (part if part == part else None for part in parts)
@@ -304,15 +306,14 @@ def value_text(quantity: Quantity, value: float) -> str:
 
 
 def _stop(grown: Growth, row: Mapping[str, Any]) -> str:
-    """What stands against the best point, where its series says to stop before it."""
+    """What little more the best point has, where its series says to stop before it."""
     x, y = row[grown.across], row[grown.quantity]
     series = next((each for each in grown.series if (x, y) in zip(each.xs, each.ys, strict=True)), None)
     stop, why = series.stop if series else (None, "")
     if series is None or stop is None or stop >= x:
         return ""
     less = value_text(QUANTITIES[grown.quantity], series.ys[series.xs.index(stop)])
-    best, kept = f"{grown.across} {x:,.0f}", f"{grown.across} {stop:,.0f}"
-    return f"{capital(best)} is the best, and {kept} where to stop ({less}): beyond it {why}."
+    return f"From {grown.across} {stop:,.0f} on ({less}) {why}."
 
 
 def _growth(grown: Growth) -> tuple[Block, ...]:

@@ -152,17 +152,17 @@ def _glance(analysis: TraceAnalysis, most: str, wall: str, levers: Sequence[tupl
     """What the span waits for, what would save most of it, and that a trace says nothing of memory."""
     whole_s = analysis.devices_s
     name, saved_s, of_span, how = levers[0]
-    binds, behind = wall, f"{most}; the GPU is busy for {percent(analysis.busy_s / whole_s)} of the span"
+    behind = f"{most}; the GPU is busy for {percent(analysis.busy_s / whole_s)} of the span"
     if analysis.gap_s > analysis.busy_s:
         busy, gaps, around = (
             percent(part_s / whole_s) for part_s in (analysis.busy_s, analysis.gap_s, analysis.around_s)
         )
         behind = f"{gaps} of the span, with {around} before the first kernel and after the last; busy {busy}"
-        binds = "gaps between kernels"
+        wall = "gaps between kernels"
     first, _, further = how.partition(", ")
     saves = f"{name} saves at most {percent(of_span)}, {duration(saved_s)}"
     facts = (
-        ("what binds", binds, behind),
+        ("limited by", wall, behind),
         ("do first", first, f"{further}: {saves}" if further else saves),
         ("memory", "not known", "a trace does not say what is held"),
     )

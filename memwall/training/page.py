@@ -14,7 +14,7 @@ from memwall.analysis.verdict import capital
 from memwall.core.units import counted, duration, listed, percent, size
 from memwall.report.document import Block, Document, Glance, Picture, Section, Sentence, Table, known_facts
 from memwall.report.kinds import Report
-from memwall.report.pages.glance import binding_fact, first_fact, glance, memory_fact
+from memwall.report.pages.glance import first_fact, glance, limit_fact, memory_fact
 from memwall.training.events import render_stages
 from memwall.training.figure import parts_chart, scaling_chart
 
@@ -156,11 +156,11 @@ class TrainingReport(Report):
             Lever(each.name, each.options, each.wall, each.step.time_s, now_s - each.step.time_s)
             for each in found.changes
         ]
-        most, time_s = max(list(_parts(found).items())[1:], key=lambda part: part[1])
-        wall, saves = binding_fact(levers, {}, now_s) if levers else ("", "")
-        longest = f"{most} takes {percent(time_s / now_s)}"
+        shares = {name: time_s / now_s for name, time_s in _parts(found).items()}
+        _, second, *_ = sorted(shares, key=lambda name: -shares[name])
+        wall, behind = limit_fact(levers, shares, now_s)
         return glance(
-            (wall or most, f"{saves}; {longest}" if saves else longest),
+            (wall, f"{behind}; {second} {percent(shares[second])}"),
             first_fact(levers),
             memory_fact(found.held_bytes(), found.gpu.dram_bytes),
         )

@@ -106,7 +106,7 @@ def best_and_alone(run, *words):
     """The best point of a sweep, and what its page's command for that point alone says of it."""
     found = record(run, *words)
     best = next(point for point in found["points"] if point["id"] == found["left"][0])
-    (command,) = re.findall(r"This point alone: memwall (.*?)\n\n", run("sweep", *words).out, re.DOTALL)
+    (command,) = re.findall(r"This point alone:\n    memwall (.*)\n", run("sweep", *words).out)
     alone = run(*shlex.split(command), "--json")
     assert alone.code == 0, alone.err
     return best, json.loads(alone.out)

@@ -1,11 +1,11 @@
-"""The facts that a page of a step shows at a glance: what binds it, what to do first, whether its memory holds it."""
+"""The facts that a page of a step shows at a glance: what limits it, what to do first, whether its memory holds it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from memwall.analysis.levers import HOST, NOTABLE, Lever, bound_by, by_kind
+from memwall.analysis.levers import NOTABLE, Lever, bound_by, by_kind
 from memwall.core.units import percent, size
 from memwall.report.document import Glance
 from memwall.simulate.schedule import Schedule
@@ -29,28 +29,24 @@ def held_bytes(schedule: Schedule) -> int:
 
 
 def glance(
-    binds: tuple[str, str], first: tuple[str, str], memory: MemoryFact, of: str | tuple[str, str, str] = ""
+    limit: tuple[str, str], first: tuple[str, str], memory: MemoryFact, of: str | tuple[str, str, str] = ""
 ) -> Glance:
     """The three facts, each a word and what stands behind it; ``of`` says of which of several they are, all or each."""
     if not memory.fits:
         first = "make it fit", "a smaller batch, or a GPU of more memory"
     held = "fits" if memory.fits else "DOES NOT FIT", memory.text
     names = (of,) * 3 if isinstance(of, str) else of
-    rows = zip(names, ("what binds", "do first", "memory"), (binds, first, held), strict=True)
+    rows = zip(names, ("limited by", "do first", "memory"), (limit, first, held), strict=True)
     return Glance([(f"{name}: {label}" if name else label, *fact) for name, label, fact in rows])
 
 
-def binding_fact(found: Sequence[Lever], shares: Mapping[str, float], time_s: float) -> tuple[str, str]:
-    """The wall whose number saves most of a step, and the wall of most of the time where that is another one; without
-    such a number the wall of most of the time."""
-    wall = max(shares, key=lambda name: shares[name], default="")
-    most = f"kernels at the {wall} wall take {percent(shares[wall])} of the time" if wall else ""
-    binding = bound_by(found, shares, time_s)
+def limit_fact(found: Sequence[Lever], shares: Mapping[str, float], time_s: float) -> tuple[str, str]:
+    """The wall of most of the time, as tables have it, and the change of the hardware that would save most."""
+    wall = max(shares, key=lambda name: shares[name])
+    most, binding = f"{percent(shares[wall])} of the time", bound_by(found, shares, time_s)
     if binding is None:
         return wall, most
-    saves = f"{binding.name} would save {percent(binding.share)}"
-    word = "the CPU (host)" if binding.wall == HOST else binding.wall
-    return word, saves if wall in ("", binding.wall) else f"{saves}, the most; {most}"
+    return wall, f"{most}; of the hardware {binding.name} would save most, {percent(binding.share)}"
 
 
 def first_fact(found: Sequence[Lever], of: str = "") -> tuple[str, str]:

@@ -30,7 +30,7 @@ from memwall.record.profile import Profile
 from memwall.report.document import Block, Facts, Glance, Section, Sentence, Table, clean, known_facts
 from memwall.report.pages.communication import communication_blocks
 from memwall.report.pages.fusion import explained, fusion_tables, is_several, policy_blocks, what_if_section
-from memwall.report.pages.glance import binding_fact, first_fact, glance, held_bytes, memory_fact
+from memwall.report.pages.glance import first_fact, glance, held_bytes, limit_fact, memory_fact
 from memwall.report.pages.profile_tables import BREAKDOWNS, class_table, memory_table, share_table, totals_table
 from memwall.report.pages.validation import measured_answer, measured_sections
 from memwall.simulate.schedule import Schedule
@@ -136,9 +136,9 @@ def _glance(profile: Profile, best: Schedule, found: Verdict, of: str) -> Glance
     if eager is not best:
         saved = percent(1 - best.totals.time_s / eager.totals.time_s)
         first = f"compile with {best.policy}", f"saves {saved} of eager's time: --policy {best.policy}"
-    binds = binding_fact(found.levers, wall_shares(best), best.totals.time_s)
+    limit = limit_fact(found.levers, wall_shares(best), best.totals.time_s)
     held = memory_fact(held_bytes(best), best.gpu.dram_bytes)
-    return glance(binds, first, held, of if eager is best else (of, "", of))
+    return glance(limit, first, held, of if eager is best else (of, "", of))
 
 
 def _real(profile: Profile) -> list[Schedule]:

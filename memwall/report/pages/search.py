@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memwall.core.files import json_pieces
-from memwall.report.document import Document, Glance, Picture, Section, Sentence, Table, known_facts
+from memwall.report.document import Document, Glance, Picture, Section, Sentence, ShellCommand, Table
 from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
 
@@ -45,7 +45,8 @@ class SearchReport(Report):
         lines += [Sentence(f"Not simulated, {count:,}: {why}.") for why, count in gathered(self.pruned)]
         sections = [Section(self.heading, (self.table(),)), Section("What was searched", tuple(lines))]
         if self.commands:
-            sections.insert(0, Section("Command lines that start the best", (known_facts(*self.commands.items()),)))
+            commands = [ShellCommand(*each) for each in self.commands.items()]
+            sections.insert(0, Section("Command lines that start the best", commands))
         said = (Sentence(self.figures),) if self.figures else ()
         drawn = (Picture(*self.picture),) if self.picture and kind == "html" else ()
         seen = (self.glance,) if self.glance and kind == "html" else ()

@@ -213,7 +213,7 @@ def test_a_page_begins_with_what_changed_first_and_how_to_see_it_again():
     answer = page.partition("<h2")[0]
     assert "<dt>bert, first of 3 causes</dt><dd><b>appeared x12</b></dd>" in answer
     assert "<dd>_to_copy in encoder.layer.*.attention (forward)" in answer
-    assert "Again: memwall gate models/bert.py gpt.py:Net" in answer  # its options are set as code
+    assert '<p>Again:</p><pre class="command"><code>memwall gate models/bert.py gpt.py:Net' in answer
 
 
 # --- GitHub: workflow commands ---------------------------------------------------------------------------------------

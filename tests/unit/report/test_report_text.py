@@ -1,5 +1,6 @@
 """Text and Markdown: golden files of the made-up profile, hostile names, narrow pages."""
 
+import html
 import re
 
 import pytest
@@ -8,8 +9,9 @@ import memwall.report.columns as col
 from memwall.core.errors import UsageError
 from memwall.hardware.lookup import all_gpus, load_gpu
 from memwall.report import render
-from memwall.report.document import Column, Document, Section, Sentence, Table, clean
-from memwall.report.markdown import escape
+from memwall.report.document import Column, Document, Section, Sentence, ShellCommand, Table, clean
+from memwall.report.html import to_html
+from memwall.report.markdown import escape, to_markdown
 from memwall.report.pages.gpus import GpuReport, GpusReport
 from memwall.report.pages.ops import RulesReport
 from memwall.report.text import cut, fit, to_text
@@ -273,3 +275,12 @@ def test_a_phrase_wraps_between_words_where_the_page_is_narrow():
     assert [line.split("  ")[1].strip() for line in text.splitlines()[-3:]] == [
         "twice the", "bandwidth", "fsdp=optimizer",
     ]  # fmt: skip
+
+
+def test_a_command_can_be_copied_from_any_page():
+    """No break stands in it, however narrow the page, and no name in it is markup."""
+    text = f"memwall profile {'a<b>' * 30}.py --gpu h100"
+    page = Document("page", [], [ShellCommand("Again", text)])
+    assert f"\n    {text}\n" in to_text(page, width=60)
+    assert f"Again:\n\n    {text}\n" in to_markdown(page)
+    assert f'<pre class="command"><code>{html.escape(text)}</code></pre>' in to_html(page)

@@ -155,10 +155,7 @@ def test_where_to_stop():
     assert first.stop == (4, "a doubling brings less than 10 %") and first.last_fitting is None
     assert second.stop == (2, "the memory ends") and second.wall_changes == [(2.0, "compute")]
     grown = growth(frame, frame, ["gpu", "batch"], ("batch",), "tokens_per_s")
-    assert _stop(grown, frame.iloc[4]) == (
-        "Batch 16 is the best, and batch 4 where to stop (38.0 tokens per second): beyond it a doubling brings less"
-        " than 10 %."
-    )
+    assert _stop(grown, frame.iloc[4]) == ("From batch 4 on (38.0 tokens per second) a doubling brings less than 10 %.")
     assert _stop(grown, frame.iloc[2]) == ""
 
 
