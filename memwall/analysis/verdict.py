@@ -119,10 +119,7 @@ def _walled(profile: Profile, schedule: Schedule, binding: Lever | None, found: 
         told = f"{capital(wall)} is {'the wall' if shares[wall] >= 0.5 else 'the largest wall'}"
     else:
         wall = binding.wall
-        told = f"{capital(wall)} binds" if binding.saved_s >= NOTABLE * time_s else f"Of the hardware {wall} binds"
-        alike = as_would(binding.name, {lever.name: lever.time_s for lever in found})
-        though, other = _beside(binding, found, shares, time_s)
-        told += f"{though}: {binding.name} would save {saving(binding.saved_s)}{alike}{other}{_issuing(schedule)}"
+        told = _bound(binding, found, shares, time_s) + _issuing(schedule)
     kernels = [kernel for kernel in schedule.kernels if kernel.limited_by == wall]
     if not kernels:
         return f"{told}."
@@ -130,16 +127,18 @@ def _walled(profile: Profile, schedule: Schedule, binding: Lever | None, found: 
     return f"{told}: {details}" if binding is None or binding.wall == HOST else f"{told}. {details}"
 
 
-def _beside(binding: Lever, found: Sequence[Lever], shares: Mapping[str, float], time_s: float) -> tuple[str, str]:
-    """Where another wall limits the kernels of more of the time than the one that binds: what binding means then, and
-    what a change of the other would save; both empty elsewhere."""
-    wall = max(shares, key=shares.__getitem__)
+def _bound(binding: Lever, found: Sequence[Lever], shares: Mapping[str, float], time_s: float) -> str:
+    """What the change of the number that binds would save; where kernels at another wall take more of the time, these
+    first, and what a change of that wall's number would save."""
+    wall, saved = max(shares, key=shares.__getitem__), saving(binding.saved_s)
+    alike = as_would(binding.name, {lever.name: lever.time_s for lever in found})
     if wall == binding.wall:
-        return "", ""
-    though = f", as a change of it saves most, though kernels limited by {wall} take more of the time,"
+        binds = f"{capital(wall)} binds" if binding.saved_s >= NOTABLE * time_s else f"Of the hardware {wall} binds"
+        return f"{binds}: {binding.name} would save {saved}{alike}"
     other = bound_by([lever for lever in found if lever.wall == wall], shares, time_s)
-    less = f", and {other.name} {saving(other.saved_s) or 'nothing'}" if other else ""
-    return f"{though} {percent(shares[wall])}", less
+    less = f", {other.name} {saving(other.saved_s) or 'nothing'}" if other else ""
+    most = f"Kernels limited by {wall} take the most time, {percent(shares[wall])}"
+    return f"{most}; of the hardware {binding.name} would save most, {saved}{alike}{less}"
 
 
 def _misfit(profile: Profile, schedule: Schedule) -> str:

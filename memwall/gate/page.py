@@ -87,7 +87,7 @@ class GateReport(Report):
         told, sections = f"{say.counts(result)}; {say.compared_with(result)}", list[Section]()
         again = self.again if kind == "html" else ""
         answer: list[Block] = [Sentence(told), *(Sentence(note, strong=bool(again)) for note in say.notes(result))]
-        answer += [self._glance(again), ShellCommand("Again", again)] if again else []
+        answer += [self._glance(), ShellCommand("Again", again), self._accepting(again)] if again else []
         if result.problems:
             rows = [
                 Sentence(f"{_WORD[row.verdict]}  {say.problem_sentence(row)}", strong=row.verdict == "fail")
@@ -104,16 +104,23 @@ class GateReport(Report):
         """The command that shows it again; empty where everything passes."""
         return say.command(self.result, self.given, self.place)
 
-    def _glance(self, again: str) -> Glance:
+    def _accepting(self, again: str) -> Block:
+        """How to take the figures as they are: a baseline is written again, limits of a commit are raised."""
+        if self.result.baseline.kind == "file":
+            return ShellCommand("To accept it", f"{again} --update")
+        return Sentence(f"To accept it, raise the limit in {self.config}.")
+
+    def _glance(self) -> Glance:
         """What changed first, what to do about it, and of the step that holds most what limits it and its memory."""
         (checks, *_) = say.of_workloads(say.raised(self.result.checks))
-        accepted = f"{again} --update" if self.result.baseline.kind == "file" else f"the limit in {self.config}"
         head, base = (sides.get(checks[0].workload) for sides in (self.heads, self.bases))
         place = next((cause.source for check in checks for cause in check.causes if cause.source), "")
-        mend = f"look at {name(place)}" if place else "mend it"
-        facts = [say.changed_first(self.result), ("do first", mend, f"or accept it: {accepted}")]
+        facts = [
+            say.changed_first(self.result),
+            ("do first", "mend it, or accept it", place and f"look at {name(place)}"),
+        ]
         if head and (others := other_step(base, head)):
-            facts[1] = "do first", "compare the same step", f"{name('; '.join(others))}; or accept it: {accepted}"
+            facts[1] = "do first", "compare the same step", name("; ".join(others))
         if head and head.simulations:
             most = max(head.simulations, key=held_bytes)
             limit = limit_fact((), wall_shares(most), most.totals.time_s)
