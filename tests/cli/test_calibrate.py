@@ -21,7 +21,7 @@ def measured(monkeypatch):
     """The process that measures answers at once with a made-up machine's quantities; the jobs that it was given."""
     jobs = []
 
-    def ask(job, say):
+    def ask(job):
         jobs.append(job)
         if job["device"] == "host":
             return {**host.answer(), "quantities": list(host.quantities(host.ON_CPU).values())}
@@ -84,7 +84,7 @@ def test_a_wrong_file_name_costs_no_measurement(run, measured, path, message):
 
 
 def test_a_busy_machine_is_refused_and_nothing_is_written(run, monkeypatch, tmp_path):
-    def ask(job, say):
+    def ask(job):
         raise Busy("this machine is too busy to be measured: ...; stop what else runs, or use --accept-busy")
 
     monkeypatch.setattr(calibration, "_ask", ask)

@@ -153,11 +153,12 @@ def saving_sentence(policies: PolicySet, schedule: Schedule) -> str:
     modules = [m for m in module_savings(policies, schedule) if m.saved_s > 0 and m.module != OTHERS]
     if modules and schedule.policy != "ideal":
         most_s, module = modules[0].saved_s, modules[0].module
-        where = "outside of any module" if module == NO_MODULE else f"in {module}"
+        outside = "outside of any module"
+        where, who = (outside, f"what is {outside}") if module == NO_MODULE else (f"in {module}", module)
         text += (
             f"; {percent(min(most_s / saved_s, 1.0))} of the saved time {where}"
             if most_s < saved_s * (1 + 1e-9)
-            else f"; {module} saves {duration(most_s)}, and the rest takes {duration(most_s - saved_s)} more"
+            else f"; {who} saves {duration(most_s)}, and the rest takes {duration(most_s - saved_s)} more"
         )
     return f"{text}."
 

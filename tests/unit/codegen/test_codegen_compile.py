@@ -296,7 +296,7 @@ def named(graph, flow, group, gpu) -> Kernel:
 def spilling(when):
     """Stands for a compiler: 80 bytes are spilled where ``when`` says so of a kernel."""
 
-    def build(pairs, say):
+    def build(pairs):
         return [
             tuple(Resources(x.function, name, x.num_warps, 32, 80 if when(one) else 0) for x in one.launches)
             for one, name in pairs
