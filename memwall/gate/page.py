@@ -10,7 +10,7 @@ from types import MappingProxyType
 import memwall.report.columns as col
 from memwall.analysis.modules import module_tree
 from memwall.core.errors import UsageError
-from memwall.core.units import duration
+from memwall.core.units import duration, listed
 from memwall.gate import wording as say
 from memwall.gate.comment import gate_comment, gate_summary
 from memwall.gate.diff import other_step
@@ -120,7 +120,8 @@ class GateReport(Report):
             ("do first", "mend it, or accept it", place and f"look at {name(place)}"),
         ]
         if head and (others := other_step(base, head)):
-            facts[1] = "do first", "compare the same step", name("; ".join(others))
+            alike = listed(each.partition(" ")[0] for each in others)
+            facts[1] = "do first", f"give both the same {alike}", name("; ".join(others))
         if head and head.simulations:
             most = max(head.simulations, key=held_bytes)
             limit = limit_fact((), wall_shares(most), most.totals.time_s)

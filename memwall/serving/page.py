@@ -33,7 +33,7 @@ from memwall.serving.figure import serving_chart
 from memwall.serving.levers import ServedOutcome, ServedVerdict
 from memwall.serving.saved import SavedEngine, SavedLaunch, SavedPercentile, SavedPoint, SavedServing, saved
 from memwall.serving.simulation.served import sure_from
-from memwall.serving.wording import WAITED, held_text, priced_text
+from memwall.serving.wording import WAITED, capacity_text, held_text, priced_text
 
 #: what a picture shows -> it
 PICTURES: Mapping[str, Callable[[SavedServing], Chart]] = {
@@ -254,7 +254,8 @@ def _glance(found: SavedServing) -> Glance:
         if phase.bound_by:
             behind += f"; {phase.change} would save {percent(phase.saved_s / phase.step_s)} of it"
     limit = WAITED.get(wall, wall), behind
-    held = MemoryFact(True, f"of {held_text(engine.dram_bytes, engine.weights_bytes, engine.free_bytes)}")
+    sizes = engine.capacity_bytes, engine.dram_bytes, engine.weights_bytes, engine.free_bytes
+    held = MemoryFact(True, capacity_text(*sizes))
     return glance(limit, first, held, name if len(found.engines) > 1 else "")
 
 

@@ -19,7 +19,7 @@ from memwall.report.pages.search import SearchReport
 from memwall.serving.candidates import objective_text
 from memwall.serving.figure import fitted_axis
 from memwall.serving.launch.writing import launch_line, options_of_point
-from memwall.serving.wording import WAITED, held_text, priced_text, requests_text
+from memwall.serving.wording import WAITED, capacity_text, held_text, priced_text, requests_text
 
 if TYPE_CHECKING:
     from memwall.serving.search import EngineChoice, Found
@@ -54,7 +54,9 @@ def engines_page(found: Found, top: int = 10) -> SearchReport:
         glance=glance(
             (WAITED.get(wall, wall), "most of a decode step waits for it"),
             (f"serve on {_text(found.best)}", started),
-            MemoryFact(True, f"of {held_text(point.gpu.dram_bytes, point.weights_bytes, free_bytes)}"),
+            MemoryFact(
+                True, capacity_text(point.steps.capacity_bytes, point.gpu.dram_bytes, point.weights_bytes, free_bytes)
+            ),
         ),
         figures=f"It fits: of each GPU's {held}. {times}; limited by {wall}.",
         counted=f"Under {load}: {counted(found.count, 'candidate')}, {simulated:,} of which were simulated{said}.",

@@ -42,6 +42,12 @@ def held_text(dram_bytes: int, weights_bytes: int, free_bytes: int) -> str:
     return f"{size(dram_bytes)} weights take {size(weights_bytes)} and the cache may take {size(free_bytes)}"
 
 
+def capacity_text(capacity_bytes: int, dram_bytes: int, weights_bytes: int, free_bytes: int) -> str:
+    """``76.52 GB of 85.02 GB are the server's: weights 3.00 GB, cache 70.97 GB``."""
+    parts = f"weights {size(weights_bytes)}, cache {size(free_bytes)}"
+    return f"{size(capacity_bytes)} of {size(dram_bytes)} are the server's: {parts}"
+
+
 def priced_text(usd_per_million: Iterable[float | None]) -> str:
     """``, at 0.048 and 1.406 USD per million tokens``; empty where no price is known."""
     known = [f"{usd:,.3f}" for usd in usd_per_million if usd is not None]

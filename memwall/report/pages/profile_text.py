@@ -135,7 +135,7 @@ def _glance(profile: Profile, best: Schedule, found: Verdict, of: str) -> Glance
     first = first_fact(found.levers)
     if eager is not best:
         saved = percent(1 - best.totals.time_s / eager.totals.time_s)
-        first = f"compile with {best.policy}", f"saves {saved} of eager's time: --policy {best.policy}"
+        first = f"compile with {best.policy}", f"saves {saved} of eager's modeled time: --policy {best.policy}"
     limit = limit_fact(found.levers, wall_shares(best), best.totals.time_s)
     held = memory_fact(held_bytes(best), best.gpu.dram_bytes)
     return glance(limit, first, held, of if eager is best else (of, "", of))
