@@ -104,7 +104,11 @@ class FusedReport(Report):
         limit = limit_fact(eager.levers, wall_shares(policies.eager), policies.eager.totals.time_s)
         first = first_fact([lever for lever in eager.levers if lever.options == f"--policy {schedule.policy}"])
         held = memory_fact(held_bytes(schedule), schedule.gpu.dram_bytes)
-        seen = [glance(limit, first, held, ("eager", "", schedule.policy))] if drawn else []
+        seen = (
+            [glance(limit, first, held, ("eager", "", schedule.policy))]
+            if drawn and policies.eager.totals.time_s
+            else []
+        )
         return [*self._told(), *seen, memory, Sentence(f"eager: {eager.text}"), *lever_tables(eager), *picture]
 
     def _asked(self, top: int) -> list[Section]:

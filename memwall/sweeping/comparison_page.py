@@ -141,7 +141,7 @@ def _answer(comparison: Comparison, kind: str) -> list[Block]:
         return [*moral(comparison.machines)]
     summary = (_summary if comparison.kind == "gpus" else _profiles_summary)(entries)
     fitting = [Sentence(_fitting(entries))] if all(entry.fits is not None for entry in entries) else []
-    seen = [_glance(entries)] if kind == "html" else []
+    seen = [_glance(entries)] if kind == "html" and all(entry.time_s for entry in entries) else []
     told: list[Block] = [Sentence(summary, strong=True), *seen, *fitting, *_emulated(entries)]
     return [*told, _speed_table(comparison), *_lever_table(entries)]
 

@@ -376,3 +376,13 @@ def test_every_option_stands_in_a_titled_group_of_the_help(run, command):
         assert all(other == title for other, flags in under.items() if flag in flags)
     if command in FIRST_OPTIONS:  # what a command is asked for stood at its end, under "More"
         assert {*under["More"]} == {"--debug", "-h", "--help-all"}
+
+
+@pytest.mark.parametrize("command", ["profile", "fuse", "compare"])
+def test_a_page_of_a_step_that_runs_nothing_has_no_facts_at_a_glance(run, folder, command):
+    """A policy before eager divided by eager's time, which is 0."""
+    (folder / "same.py").write_text("import torch\n\nmodel = torch.nn.Identity()\n", encoding="utf-8")
+    policies = ["--policy", "memwall", "eager"] if command == "profile" else []
+    done = run(command, "same.py", "--input", "f32[4,4]", "--gpu", "h100", *policies, "-o", "same.html")
+    assert done.code == 0, done.err
+    assert 'class="glance"' not in (folder / "same.html").read_text(encoding="utf-8")

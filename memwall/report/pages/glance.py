@@ -19,7 +19,7 @@ class MemoryFact(NamedTuple):
 
 
 def memory_fact(needed_bytes: float, dram_bytes: float) -> MemoryFact:
-    """Of bytes that a GPU must hold and those that it has."""
+    """Of the bytes that a GPU must hold and the bytes that it has."""
     return MemoryFact(needed_bytes <= dram_bytes, f"{size(needed_bytes)} of {size(dram_bytes)}")
 
 

@@ -124,7 +124,7 @@ def answer_blocks(profile: Profile, drawn: bool = False) -> list[Block]:
     if others:
         texts = [f"{label}: {found.text}"]
         table = [each._replace(title=f"What would make {label} faster") for each in table]
-    seen = [_glance(profile, best, found, label if others else "")] if drawn else []
+    seen = [_glance(profile, best, found, label if others else "")] if drawn and best.totals.time_s else []
     sentences = [Sentence(text, strong=True) for text in texts]
     return [*measured_answer(profile), Sentence(told, strong=True), *seen, *sentences, *table]
 
