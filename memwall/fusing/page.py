@@ -102,7 +102,8 @@ class FusedReport(Report):
         eager = verdict(profile, policies.eager)
         memory = Sentence(f"{schedule.policy} {fit_text(schedule)}.", strong=not schedule.fits)
         limit = limit_fact(eager.levers, wall_shares(policies.eager), policies.eager.totals.time_s)
-        first = first_fact([lever for lever in eager.levers if lever.options == f"--policy {schedule.policy}"])
+        own = [lever for lever in eager.levers if lever.options == f"--policy {schedule.policy}"]
+        first = first_fact(own or eager.levers)
         held = memory_fact(held_bytes(schedule), schedule.gpu.dram_bytes)
         seen = (
             [glance(limit, first, held, ("eager", "", schedule.policy))]
