@@ -38,11 +38,12 @@ def test_version_and_help(run):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_has_examples_that_its_parser_takes(name):
-    command = group.get_command(click.Context(group), name)
+    parent = click.Context(group, **group.context_settings)  # a command keeps the help option of whom it is called by
+    command = group.get_command(parent, name)
     assert command.examples
     for line, answer in command.examples:
         program, called, *words = shlex.split(line)
-        given = command.make_context(name, words).params
+        given = command.make_context(name, words, parent).params
         for param in command.params:
             if "--gpu" in param.opts and given[param.name]:
                 load_gpus(given[param.name] if param.multiple else [given[param.name]])
